@@ -191,3 +191,38 @@ def test_a_resumed_run_with_leases_does_the_remaining_batches(tmp_path):
     result = CliRunner().invoke(main, words)
     assert result.exit_code != 0
     assert "was trained without leases" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        ("diloco", ["--set", "tau=5"]),
+        ("bmuf", ["--set", "tau=4", "--set", "nesterov=true"]),
+        ("local_sgd", ["--set", "tau=3", "--set", "after=6"]),
+        ("fedavg", ["--set", "fraction=0.5", "--set", "seed=3"]),
+        ("double_buffering", []),
+        ("sync", ["--set", "merge=median"]),
+    ],
+)
+def test_strategies_with_state_on_workers_resume_exactly(strategy, settings, tmp_path):
+    """The optimizer of a worker, which batches it has done between two exchanges, and a delay."""
+    more = ["--strategy", strategy, *settings, "--epochs", 4, "--lr", "0.01", "--batch-size", "32"]
+    whole = train("digits", "--servers", 2, *more, "--checkpoint-every", 3, "--out", tmp_path)
+    clocks = sorted(int(each.name) for each in (whole.path / "checkpoints").iterdir())
+    assert len(list((whole.path / "checkpoints" / f"{clocks[0]:010}").glob("worker-*"))) == 2
+    at = clocks[len(clocks) // 2]
+    resumed = train("--resume", whole.path, "--resume-at", at, "--servers", 1, "--out", tmp_path)
+    before, after = losses(whole), losses(resumed)
+    assert 0 < len(after) < len(before)
+    assert all(abs(before[key] - loss) < 1e-9 for key, loss in after.items())
+    assert abs(resumed.summary["loss"] - whole.summary["loss"]) < 1e-6
+
+
+def test_a_checkpoint_without_the_states_of_workers_is_not_complete(tmp_path):
+    more = ["--strategy", "diloco", "--set", "tau=5", "--epochs", 3, "--batch-size", "32"]
+    whole = train("digits", *more, "--checkpoint-every", 3, "--out", tmp_path)
+    for state in (whole.path / "checkpoints").glob("*/worker-1.safetensors"):
+        state.unlink()
+    result = CliRunner().invoke(main, ["train", "--resume", str(whole.path)])
+    assert result.exit_code != 0
+    assert "worker-1.safetensors is not there" in " ".join(result.output.split())

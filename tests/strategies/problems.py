@@ -94,7 +94,9 @@ def train(
     workers = [
         SimulatedWorker(
             strategies[name](
-                StrategyOptions(access, workers=len(batches), settings=settings, **of_options)
+                StrategyOptions(
+                    access, workers=len(batches), rank=rank, settings=settings, **of_options
+                )
             ),
             FlatModel(size, loss_of),
             Repeated(own),

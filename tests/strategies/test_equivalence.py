@@ -126,7 +126,7 @@ def simulate_job(job):
     workers = []
     for rank, split in enumerate(splits):
         learner = LossModel(build_model(job, dataset), transform=dataset.transform)
-        strategy = kind(strategy_options(job, updates_of(job, splits, kind)))
+        strategy = kind(strategy_options(job, updates_of(job, splits, kind), rank))
         batches = _Batches(job, dataset, split, rank)
         workers.append(SimulatedWorker(strategy, learner, batches, job.epochs))
     simulate_training(workers, job.servers)

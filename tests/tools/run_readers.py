@@ -125,7 +125,7 @@ def pruned(run: Path) -> None:
 def taken_up(run: Path) -> str:
     restored_module = module()
     states = WorkerStates(RunFolder(run).checkpoints, 0, CheckpointClocks())
-    if not states.take_up(CLOCKS[-1], restored_module):
+    if states.take_up(CLOCKS[-1], restored_module) is None:
         return "a new state"
     drawn = torch.rand(2), torch.from_numpy(np.random.rand(2)), torch.tensor(random.random())
     return digest(

@@ -1,14 +1,17 @@
-"""Worker state in checkpoints: random generators, and the buffers of the module.
+"""Worker state in checkpoints: random generators, the module's buffers, and the strategy's state.
 
 Each worker writes a file beside a checkpoint's rows when it reaches the checkpoint's clock. With it
-a resumed run draws the random numbers that the first run would have drawn, such as dropout's.
+a resumed run draws the random numbers that the first run would have drawn, such as dropout's, and
+an optimizer that runs on the worker goes on as it would have.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,7 +25,8 @@ from shoal.protocol.views import View
 from shoal.storage.run_folder import folder_of
 from shoal.storage.verified import read_verified, write_verified
 
-_BUFFER = "buffer."
+_BUFFER, _STRATEGY = "buffer.", "strategy/"
+State = Mapping[str, Any]  # of a strategy: names to tensors, whole numbers or further states
 _MISFITS = (LookupError, ValueError, TypeError, RuntimeError, OverflowError)
 
 log = logging.getLogger("shoal.worker")
@@ -43,22 +47,30 @@ class WorkerStates:
         self._rank = rank
         self._markers = markers
         self._offset = offset
+        self._clock = -1  # that was reached last
 
-    def reached(self, view: View, clock: int, module: nn.Module) -> None:
-        """Write the state, if that clock of this run has a checkpoint."""
+    def reached(
+        self, view: View, clock: int, module: nn.Module, state: Callable[[], State] = dict
+    ) -> None:
+        """Write the state when a clock of this run is reached that has a checkpoint.
+
+        Args:
+            state: returns the strategy's.
+        """
         self._markers.adopt(view)
-        if self._markers.at(clock):
-            write_state(self._path(clock + self._offset), module)
+        if clock != self._clock and self._markers.at(clock):
+            write_state(self._path(clock + self._offset), module, state())
+        self._clock = clock  # steps between two exchanges belong to the clock after them
 
-    def take_up(self, clock: int, module: nn.Module) -> bool:
-        """Restore the state at a checkpoint; False if this worker has left none there.
+    def take_up(self, clock: int, module: nn.Module) -> State | None:
+        """Restore the state at a checkpoint; returns the strategy's, or None if there is none.
 
         Raises:
             DataCorrupt: the file is damaged, or of another module.
         """
         path = self._path(clock)
         if not path.exists():
-            return False
+            return None
         tensors, metadata = read_verified(path)
         try:
             with torch.no_grad():
@@ -67,21 +79,44 @@ class WorkerStates:
             _set_random_state(tensors, metadata["python"])
         except _MISFITS as error:
             raise DataCorrupt(f"{path} is no state of this worker: {error}") from None
-        return True
+        return _nested({n: each for n, each in tensors.items() if n.startswith(_STRATEGY)})
 
     def _path(self, clock: int) -> Path:
         return self._folder / folder_of(clock) / f"worker-{self._rank}.safetensors"
 
 
-def write_state(path: Path, module: nn.Module) -> None:
-    """Write this process's random state and a module's buffers; a failure is logged."""
+def write_state(path: Path, module: nn.Module, state: State) -> None:
+    """Write this process's random state, a module's buffers and a strategy's state.
+
+    A failure is logged.
+    """
     tensors, python = _random_state()
     buffers = dict(module.named_buffers())
     tensors |= {_BUFFER + n: each.detach().contiguous() for n, each in buffers.items()}
+    tensors |= {n: each.contiguous() for n, each in _flat(state, _STRATEGY)}
     try:
         write_verified(path, tensors, {"python": python})
     except (OSError, SafetensorError, ValueError) as error:  # training goes on
         log.warning("the worker's state could not be written: %s", error)
+
+
+def _flat(state: State, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, torch.as_tensor(value).detach()
+
+
+def _nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for path, tensor in tensors.items():
+        *folders, name = path.removeprefix(_STRATEGY).split("/")
+        into = state
+        for each in folders:
+            into = into.setdefault(each, {})
+        into[name] = tensor
+    return state
 
 
 def _random_state() -> tuple[dict[str, Tensor], str]:

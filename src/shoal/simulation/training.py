@@ -124,6 +124,9 @@ class _Hooks:
     def __init__(self, stepped: Callable[[int, int, StepResult], None]) -> None:
         self.stepped = stepped
 
+    def exchanged(self) -> None:
+        pass
+
     def epoch_done(self, epoch: int, step: int) -> None:
         pass
 

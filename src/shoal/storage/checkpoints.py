@@ -140,10 +140,16 @@ def _write_rows(
 
 
 class Checkpoints:
-    """The checkpoints of a run."""
+    """The checkpoints of a run.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where they are.
+        workers: whose state files belong to a checkpoint, which is not complete without them.
+    """
+
+    def __init__(self, folder: Path, workers: int = 0) -> None:
         self.folder = folder
+        self._workers = workers
 
     def choose(self, clock: int = -1) -> int:
         """The clock of the newest complete checkpoint, or that one, once it has been verified.
@@ -218,7 +224,7 @@ class Checkpoints:
         return sorted(self.path(clock).glob("shard-*.safetensors"))
 
     def lacks(self, clock: int, unreadable: bool = True) -> str:
-        """What a checkpoint lacks; "" if its files cover all tables.
+        """What a checkpoint lacks; "" if its files cover all tables, and workers' are there.
 
         unreadable:  whether it counts as complete where a file is damaged
         """
@@ -244,7 +250,10 @@ class Checkpoints:
         for name, path in wanted.items():
             if name not in specs or not tiles(sorted(held[name]), specs[name].keys.stop):
                 return f"{path} names table {name!r}, and not all rows of it are there"
-        return "" if wanted else f"{self.path(clock)} has no rows"
+        if not wanted:
+            return f"{self.path(clock)} has no rows"
+        files = (self.path(clock) / f"worker-{rank}.safetensors" for rank in range(self._workers))
+        return next((f"{each} is not there" for each in files if not each.is_file()), "")
 
     def _damage(self, clock: int) -> str:
         """The damage of the first file that is not as it was written; "" if all are."""

@@ -80,6 +80,8 @@ class StrategyOptions:
         update: of strategies whose optimizer runs on workers, what updates the parameters from the
             gradients in place of `access`, such as a torch optimizer's `step`.
         workers: how many there are.
+        rank: this worker's.
+        passed: clocks of the run that this one continues.
         settings: of the strategy (`Strategy.Settings`), by name.
     """
 
@@ -91,6 +93,8 @@ class StrategyOptions:
     accesses: Mapping[str, Access] = field(default_factory=dict)
     update: Callable[[], object] | None = None
     workers: int = 1
+    rank: int = 0
+    passed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def access_of(self, buffer: str) -> Access:

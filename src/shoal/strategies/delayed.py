@@ -193,7 +193,7 @@ class DoubleBuffering(ServerStrategy):
 
         theta_(t+1) = update(theta_t, g(theta_(t-1)))
 
-    State: none but the tables and the exchange that is under way.
+    State: on each worker the parameters of the step before.
 
     References:
         Langford et al. 2009, "Slow Learners are Fast", section 3 (delayed updates, delay 1).
@@ -212,6 +212,8 @@ class DoubleBuffering(ServerStrategy):
         self._fresh: dict[str, Tensor] = {}
         self._buffers: TableOps | None = None
         self._ticket: int | None = None
+        self._values: dict[str, Tensor] = {}  # the model's, or those of the run before
+        self._pulled = False  # whether there are newer parameters
 
     def begin(
         self,
@@ -227,6 +229,10 @@ class DoubleBuffering(ServerStrategy):
         self._sent = {buffer: torch.empty_like(each) for buffer, each in model.grads.items()}
         self._fresh = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
         self._buffers = TableOps(model, self.options.prefix, self._sent, self._fresh)
+        for buffer, values in model.values.items():
+            self._fresh[buffer].copy_(values)
+            values.copy_(self._values.get(buffer, values))
+        self._values, self._pulled = model.values, bool(self._values)
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         assert self._buffers is not None, "begin comes first"
@@ -245,17 +251,23 @@ class DoubleBuffering(ServerStrategy):
 
         Before the first one there is a weight: nobody has come to an end.
         """
-        if self._ticket is None:
-            return 1.0
-        outcome: Outcome = yield Wait(self._ticket)
-        self._ticket = None
-        for buffer, values in model.values.items():
+        weight = 1.0
+        if self._ticket is not None:
+            outcome: Outcome = yield Wait(self._ticket)
+            self._ticket, self._pulled, weight = None, True, outcome.round_weight
+        for buffer, values in model.values.items() if self._pulled else ():
             values.copy_(self._fresh[buffer])
-        return outcome.round_weight
+        return weight
 
     def end(self, model: Model) -> Program:
         yield from self._await(model)
         yield from super().end(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self._values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._values = state["values"]
 
 
 for each in (Downpour, DelayCompensated, DoubleBuffering):

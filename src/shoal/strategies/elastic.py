@@ -43,7 +43,7 @@ class EASGD(Strategy):
     the step of the worker's own optimizer comes after it.
 
     State: on each worker its parameters and its optimizer's slots; the centre is in the tables. A
-    worker that joins, or a resumed run, begins at the centre. A late worker holds nobody up.
+    worker that joins begins at the centre. A late worker holds nobody up.
 
     References:
         Zhang, Choromanska, LeCun 2015, algorithm 1 (tau, beta = p alpha).
@@ -69,6 +69,7 @@ class EASGD(Strategy):
         self._ops: TableOps | None = None
         self._centre: dict[str, Tensor] = {}
         self._moves: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {}  # the model's, or those of the run before
         self._steps = 0
 
     def tables(self, model: Model) -> list[TableSpec]:
@@ -88,7 +89,9 @@ class EASGD(Strategy):
             yield Exchange(self._ops.assigns, assign=True)
         yield EnterBarrier(f"{self.options.prefix} written")
         yield Exchange(pulls=self._ops.pulls)
-        self._take_centre(model)
+        for buffer, values in model.values.items():
+            values.copy_(self._values.get(buffer, self._centre[buffer]))
+        self._values = model.values
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
@@ -109,23 +112,21 @@ class EASGD(Strategy):
             values.sub_(move)
         yield Exchange(self._ops.pushes({}), advance=True)
 
-    def _take_centre(self, model: Model) -> None:
-        for buffer, values in model.values.items():
-            values.copy_(self._centre[buffer])
-
     def end(self, model: Model) -> Program:
         """The centre, when all workers have finished: it is what was trained."""
         assert self._ops is not None
         yield Exchange(advance=True, last=True)
         yield EnterBarrier(f"{self.options.prefix} done")
         yield Exchange(pulls=self._ops.pulls)
-        self._take_centre(model)
+        for buffer, values in model.values.items():
+            values.copy_(self._centre[buffer])
 
     def state_dict(self) -> dict[str, Any]:
-        return self._inner.state_dict()
+        return {**self._inner.state_dict(), "values": self._values, "steps": self._steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._inner.load_state_dict(state)
+        self._values, self._steps = state["values"], int(state["steps"])
 
 
 class EAMSGD(EASGD):

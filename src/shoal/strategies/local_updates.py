@@ -67,8 +67,12 @@ class LocalUpdates(Strategy):
         self._before: dict[str, Tensor] = {}  # by buffer: the parameters of the last exchange
         self._weight = 0.0  # of the batches since then
         self._steps = 0
-        self._rank = 0
         self.clock = 0
+
+    @property
+    def round(self) -> int:
+        """The number of the present round, with those of the run that this one continues."""
+        return self.clock + self.options.passed
 
     def outer(self) -> Access:
         """The outer optimizer, as the tables' access method."""
@@ -90,7 +94,7 @@ class LocalUpdates(Strategy):
 
         self._ops = TableOps(model, self.options.prefix)
         self._inner.bind(model, model.grads)
-        self._rank, self.clock = rank, clock
+        self.clock = clock
         if rank == 0 and not clock:
             yield Exchange(self._ops.assigns, assign=True)
         yield EnterBarrier(f"{self.options.prefix} written")
@@ -102,12 +106,12 @@ class LocalUpdates(Strategy):
         if batch is None:  # no data left in this epoch, and others may have some
             return (yield from self._exchange(model, nan, 0.0))
         loss, weight = nan, 0.0
-        if self.takes_part(self.clock):
+        if self.takes_part(self.round):
             loss, weight = model.gradient(batch)
             self._inner.step(self.rates)
         self._weight += weight
         self._steps += 1
-        if self._steps == self.period(self.clock):
+        if self._steps == self.period(self.round):
             return (yield from self._exchange(model, loss, weight))
         return StepResult(loss, weight)
 
@@ -225,7 +229,7 @@ class FedAvg(LocalUpdates):
         workers = self.options.workers
         some = max(1, round(self.settings.fraction * workers))
         drawn = sorted(range(workers), key=lambda rank: _hash(self.settings.seed, clock, rank))
-        return self._rank in drawn[:some]
+        return self.options.rank in drawn[:some]
 
 
 class BMUF(LocalUpdates):

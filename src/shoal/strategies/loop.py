@@ -11,8 +11,9 @@ from shoal.strategies.base import Model, Program, StepResult, Strategy
 
 
 class Hooks(Protocol):
-    """Callbacks of the training loop."""
+    """Callbacks of the training loop: after each step, exchange without a batch, and epoch."""
 
+    def exchanged(self) -> None: ...
     def stepped(self, epoch: int, step: int, result: StepResult) -> None: ...
     def epoch_done(self, epoch: int, step: int) -> None: ...
 
@@ -85,6 +86,7 @@ def train_program(
         exchanges = strategy.in_step and strategy.exchanges_after(epoch)
         if exchanges and not enough:
             yield from strategy.flush(model)
+            hooks.exchanged()
         while exchanges and not enough:
             result = yield from strategy.step(model, None)
             if not result.others:
@@ -182,10 +184,12 @@ class _Skipped:
             self._own, idle = self._own + 1, idle + 1
             self._count()
         if self._strategy.exchanges_after(epoch):
-            # what is left, and the rounds without weight
-            for _ in range((self._of_clock > 0) + self._strategy.idle_rounds):
+            if self._of_clock and self.clocks:  # what is left
+                self._next()
+            for number in range(self._strategy.idle_rounds):
                 if not self.clocks:
                     return idle, False
+                idle += number > 0  # a step, because others had weight in the round before
                 self._next()
         return idle, True
 

@@ -54,6 +54,9 @@ class LoggedWrites:
                 break
             time.sleep(POLL_S)
 
+    def exchanged(self) -> None:
+        self._hooks.exchanged()
+
     def epoch_done(self, epoch: int, step: int) -> None:
         self._hooks.epoch_done(epoch, step)
 

@@ -81,7 +81,7 @@ def run_worker(
     splits = splits_of(spec, dataset)
     split = splits[rank]
     kind = strategies[spec.strategy]
-    strategy = kind(strategy_options(spec, updates_of(spec, splits, kind)))
+    strategy = kind(strategy_options(spec, updates_of(spec, splits, kind), rank, passed))
     options = ClientOptions(
         token=token,
         rank=rank,
@@ -98,13 +98,16 @@ def run_worker(
         epochs_before = epochs_of(spec.resume) if passed else 0
         if passed:
             resumed = RunFolder(Path(spec.resume)).checkpoints
-            if not WorkerStates(resumed, rank, CheckpointClocks()).take_up(passed, learner.module):
+            before = WorkerStates(resumed, rank, CheckpointClocks()).take_up(passed, learner.module)
+            if before is not None:
+                strategy.load_state_dict(dict(before))
+            else:
                 log_to.info(
                     "checkpoint %d has no random state of this worker: it begins with a new one",
                     passed,
                 )
         progress = Progress(
-            spec, client, learner, dataset, log, len(batches), strategy.in_step, states, passed
+            spec, client, learner, dataset, log, len(batches), strategy, states, passed
         )
         log.write("begin", rank=rank, samples=len(split), batches=len(batches))
         steps = spec.epochs * len(batches)
@@ -128,7 +131,7 @@ def run_worker(
         result["clock"] = progress.clock
         result["epochs"] = max(spec.epochs, epochs_before)
         if spec.saves:
-            write_state(paths.state(rank), learner.module)
+            write_state(paths.state(rank), learner.module, strategy.state_dict())
         if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
             write_whole(paths.model, lambda fresh: save_file(state, fresh))
@@ -151,19 +154,20 @@ class Progress:
         dataset: Dataset,
         log: EventLog,
         batches: int,
-        in_step: bool,
+        strategy: Strategy,
         states: WorkerStates,
         passed: int = 0,
     ) -> None:
         self._client = client
         self._states = states
+        self._strategy = strategy
         self._passed = self.clock = passed
         self._learner = learner
         self._log = log
         # Workers in step evaluate at the same steps, so the period has to be the same for all.
         longest = -(-len(dataset.train_y) * spec.redundancy // (spec.workers * spec.worker_batch))
         self._every = spec.eval_every or max(
-            1, (longest if in_step else batches) // EVALUATIONS_AN_EPOCH
+            1, (longest if strategy.in_step else batches) // EVALUATIONS_AN_EPOCH
         )
         self._test = dataset.transform(dataset.test_x, dataset.test_y)
         self._samples = 0.0
@@ -190,17 +194,19 @@ class Progress:
                 samples=int(result.weight),
                 staleness=result.staleness,
             )
-        self._reached()
+        self.exchanged()
         if step % self._every == 0:
             self.evaluate(epoch, step)
 
     def epoch_done(self, epoch: int, step: int) -> None:
-        self._reached()  # it may end with a round
+        self.exchanged()  # it may end with a round
         self.evaluate(epoch, step)
 
-    def _reached(self) -> None:
+    def exchanged(self) -> None:
+        """The clock may have moved: perhaps to a checkpoint's, with which goes a worker's state."""
         self.clock = self._passed + self._client.clock
-        self._states.reached(self._client.view, self._client.clock, self._learner.module)
+        client, state = self._client, self._strategy.state_dict
+        self._states.reached(client.view, client.clock, self._learner.module, state)
 
     def evaluate(self, epoch: int, step: int) -> None:
         if step == self._evaluated_at:
@@ -320,14 +326,21 @@ def load_weights(module: nn.Module, path: Path) -> None:
         raise DataCorrupt(f"{path} does not fit the model: {error}") from None
 
 
-def strategy_options(spec: JobSpec, updates: int) -> StrategyOptions:
-    """A job's strategy options, where the optimizer makes that many updates."""
+def strategy_options(
+    spec: JobSpec, updates: int, rank: int = 0, passed: int = 0
+) -> StrategyOptions:
+    """A worker's strategy options, where the optimizer makes that many updates.
+
+    passed: clocks of the run that this one continues
+    """
     return StrategyOptions(
         Access(spec.optimizer, spec.access_options(updates)),
         spec.staleness,
         spec.apply_at,
         batch=float(spec.worker_batch),
         workers=spec.workers,
+        rank=rank,
+        passed=passed,
         settings=spec.set,
     )
 

@@ -87,6 +87,7 @@ def train(
     **settings,
 ) -> list[SimulatedWorker]:
     """Train one worker for each list of batches; settings are the strategy's."""
+    redundancy = settings.pop("redundancy", 1)
     seconds = batch_s if isinstance(batch_s, list) else [batch_s] * len(batches)
     of_options = {
         name: settings.pop(name) for name in ("staleness", "apply_at") if name in settings
@@ -95,7 +96,12 @@ def train(
         SimulatedWorker(
             strategies[name](
                 StrategyOptions(
-                    access, workers=len(batches), rank=rank, settings=settings, **of_options
+                    access,
+                    workers=len(batches),
+                    rank=rank,
+                    redundancy=redundancy,
+                    settings=settings,
+                    **of_options,
                 )
             ),
             FlatModel(size, loss_of),

@@ -14,7 +14,6 @@ from shoal.apps.train.worker import (
     build_model,
     load_dataset,
     splits_of,
-    strategy_options,
     updates_of,
 )
 from shoal.data.catalogue import find_source
@@ -126,7 +125,7 @@ def simulate_job(job):
     workers = []
     for rank, split in enumerate(splits):
         learner = LossModel(build_model(job, dataset), transform=dataset.transform)
-        strategy = kind(strategy_options(job, updates_of(job, splits, kind), rank))
+        strategy = kind(job.strategy_options(updates_of(job, splits, kind), rank))
         batches = _Batches(job, dataset, split, rank)
         workers.append(SimulatedWorker(strategy, learner, batches, job.epochs))
     simulate_training(workers, job.servers)

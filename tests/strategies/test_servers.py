@@ -68,6 +68,56 @@ def test_one_wrong_worker_of_eight_does_no_harm_to_robust_merges():
     assert poisoned("trimmed_mean", trim=0.125) == pytest.approx(off, abs=0.05)
 
 
+# ---------------------------------------------------------------------------- gradient coding
+
+
+def coded(batch_s, count=30, lengths=(30, 30)):
+    one, other = around(2, count, spread=1.0)
+    data = [one[: lengths[0]]] * 2 + [other[: lengths[1]]] * 2
+    return train("gradient_coding", data, batch_s=batch_s, redundancy=2), (one, other)
+
+
+@pytest.mark.parametrize("straggler", [0, 1, 3])
+@pytest.mark.parametrize("times", [3.0, 50.0])
+def test_stragglers_change_nothing(straggler, times):
+    """Four workers, two copies of each block: exactly what two workers compute, in their time."""
+    seconds = [0.01] * 4
+    seconds[straggler] *= times
+    workers, data = coded(seconds)
+    expected = train("sync", list(data))
+    for worker in workers:
+        assert (worker.model.x - expected[0].model.x).abs().max() <= 1e-6
+    even, _ = coded([0.01] * 4)
+    done = max(workers[rank].times[29] for rank in range(4) if rank != straggler)
+    assert done <= 1.2 * max(worker.times[29] for worker in even)
+
+
+def test_late_workers_of_both_groups_take_turns():
+    """Each is late for some steps: whoever is first counts, with the batch of that step."""
+
+    def turn(rank):
+        return lambda at: 0.03 if (at // 4) % 2 == rank % 2 else 0.01
+
+    workers, data = coded([turn(rank) for rank in range(4)])
+    expected = train("sync", list(data))
+    for worker in workers:
+        assert (worker.model.x - expected[0].model.x).abs().max() <= 1e-6
+
+
+def test_groups_may_have_unlike_numbers_of_batches():
+    workers, (one, other) = coded([0.01, 0.03, 0.01, 0.01], lengths=(30, 17))
+    expected = train("sync", [one, other[:17]])
+    for worker in workers:
+        assert (worker.model.x - expected[0].model.x).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize(("workers", "redundancy"), [(4, 1), (5, 2), (3, 2)])
+def test_groups_have_to_come_out_even(workers, redundancy):
+    options = StrategyOptions(workers=workers, redundancy=redundancy)
+    with pytest.raises(InvalidValue, match=f"{workers} workers and redundancy {redundancy} make"):
+        strategies["gradient_coding"](options)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

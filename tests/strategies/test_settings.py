@@ -14,7 +14,7 @@ def test_every_setting_has_a_meaning_and_a_default(name):
     found = settings(kind)
     assert [each for each, _, _ in found] == [each.name for each in fields(kind.Settings)]
     assert all(meaning for _, _, meaning in found)
-    kind(StrategyOptions(Access("sgd"), workers=4))
+    kind(StrategyOptions(Access("sgd"), workers=4, redundancy=2 if kind.repeats else 1))
 
 
 @pytest.mark.parametrize("name", list(strategies))

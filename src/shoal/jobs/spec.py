@@ -14,7 +14,8 @@ from shoal.jobs.trust import names_code
 from shoal.registry import unknown
 from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, read_whole
 from shoal.storage.run_folder import RunFolder
-from shoal.tables.spec import Options
+from shoal.strategies import StrategyOptions
+from shoal.tables.spec import Access, Options
 
 T = TypeVar("T")
 Layer = str | list[Any] | dict[str, Any]
@@ -85,6 +86,23 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
             name = {"linear": "polynomial", "cosine": "cosine"}[self.schedule]
             schedule = {"schedule": name, "schedule_total": max(1, updates)}
         return {"lr": lr, **schedule, **self.optimizer_options}
+
+    def strategy_options(self, updates: int, rank: int = 0, passed: int = 0) -> StrategyOptions:
+        """A worker's strategy options, where the optimizer makes that many updates.
+
+        passed: clocks of the run that this one continues
+        """
+        return StrategyOptions(
+            Access(self.optimizer, self.access_options(updates)),
+            self.staleness,
+            self.apply_at,
+            batch=float(self.worker_batch),
+            workers=self.workers,
+            rank=rank,
+            passed=passed,
+            redundancy=self.redundancy,
+            settings=self.set,
+        )
 
     def replace(self, changes: dict[str, Any]) -> JobSpec:
         """This job with some fields changed; wrong ones get an error that names the field."""

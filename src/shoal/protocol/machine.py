@@ -134,6 +134,7 @@ class Outcome(msgspec.Struct, frozen=True):
     Attributes:
         error: why the request has failed; None if it was applied.
         clock_min: the slowest worker's clock at the answering servers, or -1.
+        clock: this worker's, which its next push has; or -1.
         round_weight: total weight of the pushes in the round before the read clock, or -1.
         updates: the most updates of a fragment that was pulled with its slots, or -1.
         value: result of a request that does not pull rows (a view, a lease).
@@ -144,6 +145,7 @@ class Outcome(msgspec.Struct, frozen=True):
     round_weight: float = -1.0
     value: Any = None
     updates: int = -1
+    clock: int = -1
 
 
 class Resolve(msgspec.Struct, frozen=True):

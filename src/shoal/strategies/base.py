@@ -58,12 +58,14 @@ class StepResult:
         others: weight of the round over all workers, their sum or (allreduce) their mean; 0 if no
             worker had a batch, -1 for strategies without shared rounds.
         staleness: clocks by which the slowest known worker is behind.
+        missed: rounds that closed without this worker, and whose batches it leaves out.
     """
 
     loss: float
     weight: float
     others: float = -1.0
     staleness: int = 0
+    missed: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class StrategyOptions:
         workers: how many there are.
         rank: this worker's.
         passed: clocks of the run that this one continues.
+        redundancy: workers that get each block of the data.
         settings: of the strategy (`Strategy.Settings`), by name.
     """
 
@@ -95,6 +98,7 @@ class StrategyOptions:
     workers: int = 1
     rank: int = 0
     passed: int = 0
+    redundancy: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def access_of(self, buffer: str) -> Access:
@@ -120,6 +124,7 @@ class Strategy(ABC):
         uses_servers: whether the parameters are in tables on servers.
         takes_copies: whether workers' data may overlap (`--redundancy`).
         idle_rounds: rounds of workers in step without any weight at the end of an epoch.
+        repeats: whether each `redundancy` workers of consecutive ranks have the same batches.
         on_workers: whether the optimizer (`options.access`) runs on the workers.
         Settings: the class of its settings.
         source: the paper, with its section.
@@ -133,6 +138,7 @@ class Strategy(ABC):
     uses_servers: ClassVar[bool] = True
     takes_copies: ClassVar[bool] = False
     idle_rounds: ClassVar[int] = 1
+    repeats: ClassVar[bool] = False
     on_workers: ClassVar[bool] = False
     Settings: ClassVar[type[StrategySettings]] = StrategySettings
     source: ClassVar[str] = ""

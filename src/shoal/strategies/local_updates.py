@@ -130,7 +130,7 @@ class LocalUpdates(Strategy):
             )
         except RoundClosed:  # others went on without this worker's steps
             outcome = yield Exchange(pulls=self._ops.pulls)
-            self.clock = max(self.clock, outcome.clock_min - 1)
+            self.clock = outcome.clock - 1
         self.clock += 1
         for buffer, values in model.values.items():
             self._before[buffer].copy_(values)

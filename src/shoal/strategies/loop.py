@@ -76,6 +76,7 @@ def train_program(
                 result = yield from strategy.step(model, batch)
                 step += 1
                 hooks.stepped(epoch, step, result)
+                skipped.miss(result.missed)
             if enough := 0 < max_steps <= step:
                 break
         if not enough and skipped.clocks:
@@ -163,17 +164,20 @@ class _Skipped:
         self._own = self._of_clock = 0
         self.clocks = clocks
 
+    def miss(self, rounds: int) -> None:
+        """Leave out so many rounds more, which have closed without this worker."""
+        self.clocks += rounds
+
     def begin_epoch(self) -> None:
         """Begin an epoch's batches."""
-        self._own = 0
+        self._own = self._of_clock = 0
 
     def skips(self) -> bool:
         """Whether the next batch is left out."""
-        if not self.clocks:
-            return False
+        skips = self.clocks > 0
         self._own += 1
         self._count()
-        return True
+        return skips
 
     def end_epoch(self, epoch: int) -> tuple[int, bool]:
         """How many batches of others are left out at the epoch's end, and whether it is over."""
@@ -199,4 +203,5 @@ class _Skipped:
             self._next()
 
     def _next(self) -> None:
-        self.clocks, self._clock, self._of_clock = self.clocks - 1, self._clock + 1, 0
+        self.clocks = max(0, self.clocks - 1)
+        self._clock, self._of_clock = self._clock + 1, 0

@@ -27,7 +27,7 @@ from shoal.strategies.base import (
     table_specs,
 )
 from shoal.strategies.settings import StrategySettings, SyncSettings
-from shoal.tables.consistency import Consistency, Quorum, asp, bsp, ssp
+from shoal.tables.consistency import Consistency, Cover, Quorum, asp, bsp, ssp
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -81,14 +81,16 @@ class ServerStrategy(Strategy):
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
+        missed = 0
         try:
             outcome: Outcome = yield self._exchange(weight)
         except RoundClosed:  # others went on without this gradient
             outcome = yield Exchange(pulls=self._ops.pulls if self._ops else ())
-            self.clock = max(self.clock, outcome.clock_min - 1)
-        self.clock += 1
+            missed = outcome.clock - self.clock - 1
+        self.clock += 1 + missed
         behind = max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
-        return StepResult(loss, weight, outcome.round_weight, behind)
+        missed = missed if self.repeats else 0
+        return StepResult(loss, weight, outcome.round_weight, behind, missed)
 
     def _exchange(self, weight: float) -> Exchange:
         """A step's exchange; the previous object if it is equal, because that is routed already."""
@@ -213,6 +215,47 @@ class Sync(ServerStrategy):
         return table_specs(model, self.options, self.consistency, **merges)
 
 
+class GradientCoding(ServerStrategy):
+    """Strategy "gradient_coding": synchronous SGD on replicated blocks, which ignores stragglers.
+
+    The workers form groups of r = `--redundancy`; all of a group have the same batches. A step
+    takes one gradient of each group, the first that is there, so that it is exactly that of n / r
+    workers without copies, though up to r - 1 workers of each group are late or dead::
+
+        g = sum_j w_j g_j / sum_j w_j        over groups j        theta <- update(theta, g)
+
+    Workers of a group compute the same gradients only where the model draws no random numbers
+    (no dropout). A worker that is late leaves out the batches whose steps are over.
+
+    State: none but the tables. A late worker holds nobody up, as long as another of its group does
+    not.
+
+    Raises:
+        InvalidValue: no copies, or a number of workers that cannot be divided by r.
+
+    References:
+        Tandon et al. 2017, section 4 (fractional repetition scheme).
+    """
+
+    name: ClassVar[str] = "gradient_coding"
+    summary: ClassVar[str] = "synchronous SGD on replicated blocks: exact without the stragglers"
+    in_step: ClassVar[bool] = True
+    takes_copies: ClassVar[bool] = True
+    repeats: ClassVar[bool] = True
+    source: ClassVar[str] = "Tandon et al. 2017, section 4"
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        copies, workers = options.redundancy, options.workers
+        if copies < 2 or workers % copies:
+            raise InvalidValue(
+                f"gradient_coding has groups of --redundancy workers with the same blocks, 2 or "
+                f"more: {workers} workers and redundancy {copies} make none"
+            )
+        groups = [tuple(range(at, at + copies)) for at in range(0, workers, copies)]
+        self.consistency = bsp(Cover(tuple(groups)))
+
+
 class StaleSync(ServerStrategy):
     """Strategy "ssp": stale synchronous SGD through servers, SSP(s).
 
@@ -260,5 +303,5 @@ class Async(ServerStrategy):
     consistency = asp()
 
 
-for each in (Sync, StaleSync, Async):
+for each in (Sync, GradientCoding, StaleSync, Async):
     strategies.add(each.name, each)

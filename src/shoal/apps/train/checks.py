@@ -11,7 +11,6 @@ from shoal.engines.options import need_servers
 from shoal.errors import DataMissing, InvalidValue, UsageError
 from shoal.jobs.spec import JobSpec
 from shoal.strategies import strategies
-from shoal.strategies.settings import settings_of
 
 
 def check_job(job: JobSpec) -> None:
@@ -30,9 +29,10 @@ def check_job(job: JobSpec) -> None:
     ):
         if asked and not traits.uses_servers:
             raise InvalidValue(f"strategy {job.strategy!r} {what}")
-    settings = settings_of(job.strategy, traits.Settings, job.set)
+    strategy = traits(job.strategy_options(updates=1))
+    settings = strategy.settings
     if job.on_worker_loss == "reassign" and (
-        traits.on_workers or getattr(settings, "quorum", False)
+        traits.on_workers or traits.repeats or getattr(settings, "quorum", False)
     ):
         raise InvalidValue(
             f"on_worker_loss 'reassign' counts one batch a clock, and strategy {job.strategy!r} "

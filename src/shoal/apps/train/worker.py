@@ -38,13 +38,11 @@ from shoal.storage.run_folder import RunFolder
 from shoal.strategies import (
     StepResult,
     Strategy,
-    StrategyOptions,
     leased_program,
     strategies,
     train_program,
 )
 from shoal.strategies.loop import Hooks
-from shoal.tables.spec import Access
 
 EVALUATIONS_AN_EPOCH = 5
 
@@ -81,7 +79,7 @@ def run_worker(
     splits = splits_of(spec, dataset)
     split = splits[rank]
     kind = strategies[spec.strategy]
-    strategy = kind(strategy_options(spec, updates_of(spec, splits, kind), rank, passed))
+    strategy = kind(spec.strategy_options(updates_of(spec, splits, kind), rank, passed))
     options = ClientOptions(
         token=token,
         rank=rank,
@@ -244,7 +242,8 @@ class _Batches:
 
     def __init__(self, spec: JobSpec, dataset: Dataset, split: Any, rank: int) -> None:
         self._dataset = dataset
-        self._batches = Batches(split, spec.worker_batch, seed=spec.seed, rank=rank)
+        of = rank // copies_of(spec)
+        self._batches = Batches(split, spec.worker_batch, seed=spec.seed, rank=of)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -326,25 +325,6 @@ def load_weights(module: nn.Module, path: Path) -> None:
         raise DataCorrupt(f"{path} does not fit the model: {error}") from None
 
 
-def strategy_options(
-    spec: JobSpec, updates: int, rank: int = 0, passed: int = 0
-) -> StrategyOptions:
-    """A worker's strategy options, where the optimizer makes that many updates.
-
-    passed: clocks of the run that this one continues
-    """
-    return StrategyOptions(
-        Access(spec.optimizer, spec.access_options(updates)),
-        spec.staleness,
-        spec.apply_at,
-        batch=float(spec.worker_batch),
-        workers=spec.workers,
-        rank=rank,
-        passed=passed,
-        settings=spec.set,
-    )
-
-
 def updates_of(spec: JobSpec, splits: list[Any], kind: type[Strategy]) -> int:
     """How many updates the parameters will see: one a round, or one a push."""
     in_step = kind.in_step or kind.on_workers
@@ -356,11 +336,18 @@ def updates_of(spec: JobSpec, splits: list[Any], kind: type[Strategy]) -> int:
 
 def splits_of(spec: JobSpec, dataset: Dataset) -> list[Any]:
     """Every worker's samples: a pure function of the job."""
-    return plan_splits(
+    copies = copies_of(spec)
+    splits = plan_splits(
         dataset.train_y.numpy(),
-        spec.workers,
+        spec.workers // copies,
         assignment=Assignment.parse(spec.assignment),
         block_size=spec.block_size,
-        redundancy=spec.redundancy,
+        redundancy=1 if copies > 1 else spec.redundancy,
         seed=spec.seed,
     )
+    return [splits[rank // copies] for rank in range(spec.workers)]
+
+
+def copies_of(spec: JobSpec) -> int:
+    """How many workers of consecutive ranks have the same batches."""
+    return spec.redundancy if strategies[spec.strategy].repeats else 1

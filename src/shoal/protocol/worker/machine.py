@@ -333,7 +333,7 @@ class WorkerMachine:
         pending, followers = self._requests.close(request_id)
         for sub_request in pending.sub_requests:
             self._abandon(sub_request, out)
-        out.append(Resolve(request_id, pending.outcome(error)))
+        out.append(Resolve(request_id, pending.outcome(error, self.clock)))
         if error is not None:
             why = Refused(f"a request that this one comes after failed: {error}")
             for follower in followers:

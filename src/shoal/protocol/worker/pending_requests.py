@@ -62,9 +62,10 @@ class PendingRequest(msgspec.Struct, eq=False):
         if reply.updates > self.updates:
             self.updates = reply.updates
 
-    def outcome(self, error: ShoalError | None) -> Outcome:
+    def outcome(self, error: ShoalError | None, clock: int) -> Outcome:
+        """What its caller is told; the worker is at that clock."""
         clock_min = -1 if self.clock_min == FOREVER else self.clock_min
-        return Outcome(error, clock_min, self.round_weight, updates=self.updates)
+        return Outcome(error, clock_min, self.round_weight, updates=self.updates, clock=clock)
 
 
 class PendingRequests:

@@ -1,0 +1,71 @@
+"""Gradient coding on real processes: a stopped worker changes nothing, and delays nobody."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from shoal.apps.train.command import run_job, tasks_of
+from shoal.apps.train.resume import join_run
+from shoal.engines.local import LocalEngine
+from shoal.jobs.spec import from_mapping
+from shoal.storage.run_folder import RunFolder
+
+pytestmark = pytest.mark.real
+
+COMMON = {"data": "digits", "servers": 2, "dtype": "float64", "batch_size": 16, "epochs": 4}
+PATIENCE_S = 60.0
+
+
+def steps(folder):
+    """The number of steps of each worker so far, from the event log."""
+    counts: dict[str, int] = {}
+    for line in folder.events.read_text().splitlines() if folder.events.exists() else ():
+        event = json.loads(line)
+        if event["kind"] == "step":
+            counts[event["node"]] = counts.get(event["node"], 0) + 1
+    return counts
+
+
+def until(condition):
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)  # the log is a file: nothing says when it grows
+
+
+def weights(path):
+    return torch.cat([each.flatten() for each in load_file(path).values()])
+
+
+def test_a_stopped_worker_changes_nothing(tmp_path):
+    job = from_mapping(
+        {
+            **COMMON,
+            "workers": 4,
+            "redundancy": 2,
+            "strategy": "gradient_coding",
+            "out": str(tmp_path),
+        }
+    )
+    folder = RunFolder.create(tmp_path, "coded")
+    with LocalEngine(folder) as engine:
+        for task in tasks_of(job, engine, [], time.time()):
+            engine.start(task)
+        until(lambda: steps(folder).get("worker-3", 0) >= 10)
+        os.kill(engine.pid("worker-3"), signal.SIGSTOP)
+        seen = steps(folder)["worker-3"]
+        most = 4 * -(-(1437 // 2) // 16)  # epochs of batches of one block
+        until(lambda: min(steps(folder).get(f"worker-{rank}", 0) for rank in range(3)) >= most - 4)
+        assert steps(folder)["worker-3"] <= seen + 1
+        os.kill(engine.pid("worker-3"), signal.SIGCONT)
+        join_run(engine, job, "train")
+    plain = run_job(from_mapping({**COMMON, "workers": 2, "out": str(tmp_path)}), [])
+    expected = weights(Path(plain["run_dir"]) / "model.safetensors")
+    assert (weights(folder.model) - expected).abs().max() <= 1e-6
+    assert steps(folder)["worker-3"] < most - 10  # what it missed it left out

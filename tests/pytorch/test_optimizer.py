@@ -178,3 +178,55 @@ except UsageError as error:
 """,
     )
     assert "LBFGS evaluates the loss: give step a closure" in out
+
+
+LOCAL = """
+import torch, shoal
+from torch import nn
+context = shoal.init()
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+start = model.weight.detach().clone()
+torch.manual_seed(1 + context.rank)
+data = [torch.randn(8, 4) for _ in range(12)]
+inner = torch.optim.{kind}(model.parameters(), lr=0.05)
+optimizer = shoal.Optimizer(inner, strategy={strategy!r}, settings={settings})
+for x in data:
+    optimizer.zero_grad()
+    (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+    optimizer.step(weight=8)
+optimizer.flush()
+state = optimizer.state_dict()
+steps = {{int(each["step"]) for each in state["state"].values() if "step" in each}}
+print("W", context.rank, model.weight.detach().flatten().tolist(), steps)
+optimizer.load_state_dict(state)
+context.client.barrier("over")
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "kind"),
+    [
+        ("model_averaging", {"tau": 1}, "SGD"),
+        ("diloco", {"tau": 5}, "AdamW"),
+        ("bmuf", {"tau": 4}, "SGD"),
+        ("easgd", {"tau": 3}, "SGD"),
+        ("double_buffering", {}, "SGD"),
+        ("downpour", {"n_push": 2, "n_fetch": 2}, "SGD"),
+    ],
+)
+def test_strategies_with_local_steps_wrap_a_torch_optimizer(tmp_path, strategy, settings, kind):
+    path = tmp_path / "script.py"
+    path.write_text(LOCAL.format(strategy=strategy, settings=settings, kind=kind))
+    command = [sys.executable, "-m", "shoal", "run", "--workers", "2", "--output", "all", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    lines = [line.split("W ")[1] for line in done.stdout.splitlines() if "W " in line]
+    assert len(lines) == 2
+    one, other = (eval(line[line.index("[") : line.index("]") + 1]) for line in lines)
+    if strategy not in ("easgd", "downpour"):
+        assert one == other  # after the flush
+    near = 0.9 if strategy == "easgd" else 0.5
+    assert all(abs(weight - 1) < near for weight in one)  # on the way to a sum
+    if kind == "AdamW":
+        assert lines[0].endswith("{12}")  # the worker's own state

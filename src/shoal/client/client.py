@@ -105,6 +105,7 @@ class Client(Operations):
         machine = CollectiveWorker(session, WorkerOptions(sync_timeout_s=options.sync_timeout_s))
         me = Identity(name, "worker", token=options.token)
         super().__init__(Driver(machine, me, address), options)
+        self._tickets: dict[int, Future] = {}  # of programs, which may wait in a later one
         self.collective: Collective | None = None
         self.blocking = Blocking(self._driver.run, self._exchanges)
         self._listen(address, name)
@@ -252,7 +253,6 @@ class Client(Operations):
             >>> shoal.init().client.drive(program())
             'done'
         """
-        tickets: dict[int, Future] = {}
         value: Any = None
         error: ShoalError | None = None
         while True:
@@ -271,14 +271,14 @@ class Client(Operations):
                             self._driver.run(request.request).result()
                     case Start(DeclareTable(spec)):
                         future = self._driver.ask(DeclareTable(checked(spec)))
-                        tickets[future.request_id] = future
+                        self._tickets[future.request_id] = future
                         value = future.request_id
                     case Start(Exchange() as asked):
                         future = self.exchange(asked)
-                        tickets[future.request_id] = future
+                        self._tickets[future.request_id] = future
                         value = future.request_id
                     case Wait(ticket):
-                        future = tickets.pop(ticket)
+                        future = self._tickets.pop(ticket)
                         future.wait()
                         value = future.outcome
                     case DeclareTable(spec):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from inspect import signature
 from math import nan
 from typing import Any, cast, overload
@@ -33,11 +33,10 @@ class _Gradients(FlatParams):
 class Optimizer(torch.optim.Optimizer):
     """Wraps a torch optimizer; `step` exchanges gradients and parameters with the other workers.
 
-    With a strategy that uses servers the update runs there: the optimizer's class and
-    hyper-parameters become the tables' access method (server-side optimizer), one table for each
-    dtype and parameter group. The groups' learning rates are sent with each push, so that torch's
-    lr_schedulers work on this object. With P workers, weights
-    w_i and gradients g_i, a synchronous step computes::
+    Where a strategy's update runs on servers, the optimizer's class and hyper-parameters become the
+    tables' access method (server-side optimizer), one table for each dtype and parameter group. The
+    groups' learning rates are sent with each push, so that torch's lr_schedulers work on this
+    object. With P workers, weights w_i and gradients g_i, a synchronous step computes::
 
         g = sum_i w_i g_i / sum_i w_i        theta <- update(theta, g)
 
@@ -45,19 +44,25 @@ class Optimizer(torch.optim.Optimizer):
     parameters, or from the checkpoint of a resumed run. A worker whose data end first may stop:
     the others go on.
 
+    With strategies that take local steps ("diloco", "easgd", ...) the torch optimizer runs on each
+    worker, on its own parameters, and every `tau` steps there is an exchange. After the last step
+    all workers call `flush`, so that what was trained since is not lost.
+
     Args:
         inner: SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, NAdam, RAdam, Adamax, ASGD or Rprop of
-            torch.optim; with "allreduce" any optimizer but SparseAdam. What it has in its state, on
-            rank 0, is where the update goes on.
-        strategy: "sync" (BSP), "ssp", "asgd" (ASP) or "allreduce".
+            torch.optim; where it runs on workers any optimizer but SparseAdam. What it has in its
+            state (on rank 0, where it runs on servers or with "allreduce") is where it goes on.
+        strategy: "sync" (BSP), "ssp", "asgd" (ASP), "allreduce", "diloco", "easgd", ...: those of
+            `shoal list strategies`.
         staleness: bound of "ssp", in clocks.
+        settings: of the strategy, by name, such as {"tau": 50}.
         embeddings: the modules whose embedding gradients `step` pushes; every `shoal.nn.Embedding`
             of the context by default.
         context: the context of `shoal.init()` by default.
 
     Raises:
-        UnknownName: no such strategy, or an optimizer that servers do not have.
-        InvalidValue: a hyper-parameter that servers do not have, or a staleness out of range.
+        UnknownName: no such strategy or setting, or an optimizer that servers do not have.
+        InvalidValue: a hyper-parameter that servers do not have, or a value out of range.
         UsageError: `shoal.init()` was not called, or the checkpoint lacks the parameters.
 
     Example:
@@ -83,11 +88,12 @@ class Optimizer(torch.optim.Optimizer):
         strategy: str = "sync",
         *,
         staleness: int = 0,
+        settings: Mapping[str, Any] | None = None,
         embeddings: Iterable[torch.nn.Module] | None = None,
         context: Context | None = None,
     ) -> None:
         kind = strategies[strategy]
-        accesses = from_torch(inner) if kind.uses_servers else []
+        accesses = [] if kind.on_workers else from_torch(inner)
         if isinstance(inner, torch.optim.SparseAdam):
             raise UnknownName(
                 "SparseAdam takes sparse gradients, and workers exchange dense ones; use Adam, or "
@@ -105,17 +111,23 @@ class Optimizer(torch.optim.Optimizer):
         prefix = f"params{self._context.models or ''}"
         self._context.models += 1
         of_buffers = {b: accesses[number] for b, number in self._model.groups.items() if accesses}
-        update = None if kind.uses_servers else inner.step
         options = StrategyOptions(
-            staleness=staleness, prefix=prefix, accesses=of_buffers, update=update
+            staleness=staleness,
+            prefix=prefix,
+            accesses=of_buffers,
+            update=inner.step if kind.on_workers else None,
+            workers=self._context.world_size,
+            rank=self._context.rank,
+            settings=settings or {},
         )
         self._strategy = made = cast(Any, kind(options))
         self._state: StateOnServers | StateOnWorkers
-        if kind.uses_servers:
+        if kind.on_workers:
+            one_for_all = not kind.uses_servers
+            self._state = StateOnWorkers(inner, self._model, made, one_for_all)
+        else:
             methods = {buffer: make(access) for buffer, access in of_buffers.items()}
             self._state = StateOnServers(inner, self._model, made, methods)
-        else:
-            self._state = StateOnWorkers(inner, self._model, made)
         self._context.client.drive(self._begin())
         self._settings = self._present_settings()
         self._version = self._model.version
@@ -199,6 +211,25 @@ class Optimizer(torch.optim.Optimizer):
         self._version = self._model.version
         return loss
 
+    def flush(self) -> None:
+        """Exchange what has not been exchanged yet, by a strategy with local steps or with a delay.
+
+        All workers call it, after their last step. With other strategies it does nothing.
+
+        Example:
+            >>> import shoal, torch
+            >>> _ = shoal.init()
+            >>> model = torch.nn.Linear(2, 1)
+            >>> inner = torch.optim.AdamW(model.parameters())
+            >>> optimizer = shoal.Optimizer(inner, strategy="diloco", settings={"tau": 50})
+            >>> model(torch.ones(2)).backward()
+            >>> optimizer.step()
+            >>> optimizer.flush()
+        """
+        with torch.no_grad():
+            self._context.client.drive(self._strategy.settle(self._model))
+        self._version = self._model.version
+
     def _steered(self, closure: Callable[[], float] | None, weight: float) -> float:
         """A step of an optimizer that evaluates the loss itself, such as LBFGS.
 
@@ -244,7 +275,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _check_unchanged(self) -> None:
         """Refuse changes of hyper-parameters or weights that servers would not see."""
-        if not self._strategy.uses_servers:
+        if self._strategy.on_workers:
             return
         for before, now in zip(self._settings, self._present_settings(), strict=True):
             for name, value in now.items():
@@ -332,7 +363,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._strategy.uses_servers and self._group_of_tables() != context.client.options.group:
             raise UsageError("another group trains these parameters: only its workers load a state")
         other = loaded(self._inner, state_dict)
-        if self._strategy.uses_servers:
+        if not self._strategy.on_workers:
             self._check_settings(other)
         self._state.check(other)
         writer = context.client.first_rank

@@ -18,6 +18,8 @@ from shoal.pytorch.flat_parameters import FlatParams
 from shoal.pytorch.spreading import spread
 from shoal.strategies.allreduce import AllReduceSGD
 from shoal.strategies.base import Program
+from shoal.strategies.elastic import EASGD
+from shoal.strategies.local_updates import LocalUpdates
 from shoal.strategies.servers import OptimizerState, ServerStrategy
 from shoal.tables.access import AccessMethod
 
@@ -151,19 +153,29 @@ class StateOnServers:
 
 
 class StateOnWorkers:
-    """The state of an optimizer that runs on every worker: `inner`'s own."""
+    """The state of an optimizer that runs on every worker: `inner`'s own.
+
+    Args:
+        one_for_all: whether it is the same on all workers, as their parameters are.
+    """
 
     def __init__(
-        self, inner: torch.optim.Optimizer, flat: FlatParams, strategy: AllReduceSGD
+        self,
+        inner: torch.optim.Optimizer,
+        flat: FlatParams,
+        strategy: AllReduceSGD | LocalUpdates | EASGD,
+        one_for_all: bool,
     ) -> None:
         self._inner = inner
         self._flat: Any = flat
         self._strategy = strategy
+        self._one_for_all = one_for_all
 
     def begin(self, rank: int, clock: int) -> Program:
-        """Begin the strategy, with the state that rank 0 has."""
+        """Begin the strategy; with the state that rank 0 has, if all have the same."""
         yield from self._strategy.begin(self._flat, rank, clock)
-        yield from self._spread(self._inner, rank == 0)
+        if self._one_for_all:
+            yield from self._spread(self._inner, rank == 0)
 
     def read(self) -> Generator[Any, Any, Mapping[Tensor, Dict]]:
         """Return the state of each parameter."""
@@ -176,7 +188,10 @@ class StateOnWorkers:
     def write(self, other: torch.optim.Optimizer, writes: bool) -> Program:
         """Replace parameters and state by those of the worker that `writes`: of `other`."""
         yield from self._strategy.spread(self._flat, writes)
-        yield from self._spread(other, writes)
+        if self._one_for_all:
+            yield from self._spread(other, writes)
+        else:
+            self._inner.state = other.state
 
     def _spread(self, other: torch.optim.Optimizer, writes: bool) -> Program:
         packed = other.state_dict()

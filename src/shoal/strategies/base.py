@@ -17,7 +17,7 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
-from shoal.protocol.requests import PullOp, PushOp
+from shoal.protocol.requests import EnterBarrier, Exchange, PullOp, PushOp
 from shoal.registry import Registry
 from shoal.strategies.settings import StrategySettings, settings_of
 from shoal.tables.consistency import Consistency
@@ -178,6 +178,10 @@ class Strategy(ABC):
         """Exchange what is left of the last `period`, at the end of an epoch."""
         yield from ()
 
+    def settle(self, model: Model) -> Program:
+        """Bring the model up to date, for a caller that takes no further step."""
+        yield from self.flush(model)
+
     def end(self, model: Model) -> Program:
         """Read the final parameters into the model."""
         yield from ()
@@ -223,6 +227,16 @@ def table_specs(
         )
         for buffer, values in sorted(model.values.items())
     ]
+
+
+def spread_by_tables(model: Model, ops: TableOps | None, prefix: str, writes: bool) -> Program:
+    """Replace what the tables hold by the parameters of the worker that `writes`; all pull it."""
+    assert ops is not None, "begin comes first"
+    yield EnterBarrier(f"{prefix} loading")  # no push is under way any more
+    if writes:
+        yield Exchange(ops.assigns, assign=True)
+    yield EnterBarrier(f"{prefix} loaded")
+    yield Exchange(pulls=ops.pulls)
 
 
 def byte_view(tensor: Tensor) -> memoryview:

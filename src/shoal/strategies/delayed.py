@@ -259,6 +259,9 @@ class DoubleBuffering(ServerStrategy):
             values.copy_(self._fresh[buffer])
         return weight
 
+    def settle(self, model: Model) -> Program:
+        yield from self._await(model)
+
     def end(self, model: Model) -> Program:
         yield from self._await(model)
         yield from super().end(model)

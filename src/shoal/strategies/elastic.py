@@ -24,6 +24,7 @@ from shoal.strategies.base import (
     Strategy,
     StrategyOptions,
     TableOps,
+    spread_by_tables,
     strategies,
     table_specs,
 )
@@ -92,6 +93,12 @@ class EASGD(Strategy):
         for buffer, values in model.values.items():
             values.copy_(self._values.get(buffer, self._centre[buffer]))
         self._values = model.values
+
+    def spread(self, model: Model, writes: bool) -> Program:
+        """Replace the centre and all workers' parameters by those of the one that `writes`."""
+        yield from spread_by_tables(model, self._ops, self.options.prefix, writes)
+        for buffer, values in model.values.items():
+            values.copy_(self._centre[buffer])
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)

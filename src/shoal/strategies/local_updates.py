@@ -27,6 +27,7 @@ from shoal.strategies.base import (
     Strategy,
     StrategyOptions,
     TableOps,
+    spread_by_tables,
     strategies,
     table_specs,
 )
@@ -64,6 +65,7 @@ class LocalUpdates(Strategy):
         super().__init__(options)
         self._inner = WorkerOptimizer(options)
         self._ops: TableOps | None = None
+        self._moved: dict[str, Tensor] = {}  # by buffer: what is pushed
         self._before: dict[str, Tensor] = {}  # by buffer: the parameters of the last exchange
         self._weight = 0.0  # of the batches since then
         self._steps = 0
@@ -92,7 +94,8 @@ class LocalUpdates(Strategy):
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         import torch
 
-        self._ops = TableOps(model, self.options.prefix)
+        self._moved = {buffer: torch.empty_like(each) for buffer, each in model.grads.items()}
+        self._ops = TableOps(model, self.options.prefix, self._moved)
         self._inner.bind(model, model.grads)
         self.clock = clock
         if rank == 0 and not clock:
@@ -100,6 +103,14 @@ class LocalUpdates(Strategy):
         yield EnterBarrier(f"{self.options.prefix} written")
         yield Exchange(pulls=self._ops.pulls)
         self._before = {buffer: torch.clone(values) for buffer, values in model.values.items()}
+        self._weight, self._steps = 0.0, 0
+
+    def spread(self, model: Model, writes: bool) -> Program:
+        """Replace the parameters of all workers, and the tables', by those of the one that
+        `writes`."""
+        yield from spread_by_tables(model, self._ops, self.options.prefix, writes)
+        for buffer, values in model.values.items():
+            self._before[buffer].copy_(values)
         self._weight, self._steps = 0.0, 0
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
@@ -122,7 +133,7 @@ class LocalUpdates(Strategy):
         assert self._ops is not None, "begin comes first"
         share, self._weight, self._steps = self._weight, 0.0, 0
         for buffer, values in model.values.items():
-            torch_sub(self._before[buffer], values, model.grads[buffer])
+            self._moved[buffer].copy_(self._before[buffer]).sub_(values)
         pushes = self._ops.pushes({}) if share else ()
         try:
             outcome: Outcome = yield Exchange(
@@ -152,13 +163,6 @@ class LocalUpdates(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._inner.load_state_dict(state)
-
-
-def torch_sub(one: Tensor, other: Tensor, out: Tensor) -> None:
-    """out = one - other."""
-    import torch
-
-    torch.sub(one, other, out=out)
 
 
 class ModelAveraging(LocalUpdates):

@@ -1,11 +1,12 @@
-"""Every strategy reaches the minimum of a quadratic and of logistic regression, simulated."""
+"""What holds for every strategy: the conformance suite, and the minimum of logistic regression."""
 
 import pytest
 import torch
 
 from shoal.strategies import strategies
 from shoal.tables.spec import Access
-from tests.strategies.problems import CENTRE, FlatModel, around, logistic, logistic_data, train
+from shoal.testing.strategies import STRATEGY_LAWS
+from tests.strategies.problems import FlatModel, around, logistic, logistic_data, train
 
 SMALL = Access("sgd", {"lr": 0.05})
 SETTINGS = {
@@ -30,11 +31,11 @@ def test_every_strategy_that_uses_servers_is_here():
     assert SETTINGS.keys() == {name for name in strategies if strategies[name].uses_servers}
 
 
+@pytest.mark.parametrize("law", STRATEGY_LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_reaches_the_minimum_of_a_quadratic(name):
-    workers = train(name, around(4, 20), access=SMALL, epochs=20, **SETTINGS[name])
-    for worker in workers:
-        assert (worker.model.x - CENTRE).abs().max() <= 1e-3
+def test_a_law_holds(name, law):
+    settings = {k: v for k, v in SETTINGS[name].items() if k not in ("staleness", "redundancy")}
+    law(strategies[name], **settings)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -48,19 +49,6 @@ def test_reaches_the_minimum_of_logistic_regression(name):
     workers = train(name, [[data] * 20] * 4, logistic, **options)
     for worker in workers:
         assert (worker.model.x - best.x).abs().max() <= 1e-3
-
-
-@pytest.mark.parametrize(
-    "name", [each for each in SETTINGS if strategies[each].in_step and not strategies[each].repeats]
-)
-def test_a_seed_gives_the_same_run_bit_for_bit(name):
-    def run():
-        workers = train(name, around(3, 13, spread=1.0), epochs=2, **SETTINGS[name])
-        return [worker.model.x for worker in workers], [worker.times for worker in workers]
-
-    (one, times), (other, same) = run(), run()
-    assert times == same
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("name", [each for each in SETTINGS if not strategies[each].repeats])

@@ -38,7 +38,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     layers: Annotated[list[Layer], option("Model", "the model as torch.nn layers, shapes inferred")] = []  # noqa: RUF012
     init: Annotated[str, option("Model", "file of initial weights, .safetensors")] = ""
     dtype: Annotated[Literal["float32", "float64"], option("Model", "type of the parameters")] = "float32"
-    strategy: Annotated[str, option("Training", "sync, ssp, asgd, allreduce, diloco, ...: `shoal list strategies` explains them")] = "sync"
+    strategy: Annotated[str, option("Training", "sync, ssp, asgd, allreduce, diloco, ...: `shoal list strategies` explains them; or FILE.py:CLASS, your own")] = "sync"
     set: Annotated[Options, option("Training", "setting of the strategy, such as tau=16: `shoal list strategies` has all; may be repeated")] = {}  # noqa: RUF012
     staleness: Annotated[int, option("Training", "clocks that a worker may be ahead of the slowest one; ssp", ge=0)] = 0
     apply_at: Annotated[Literal["arrival", "round_end"], option("Training", "when servers apply a push; ssp")] = "arrival"

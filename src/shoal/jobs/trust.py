@@ -15,12 +15,12 @@ from shoal.errors import NotTrusted
 from shoal.ownership import others_may_write, others_owner
 from shoal.storage.run_folder import RunFolder
 
-CODE = ("data", "model")  # fields of a job that may be an importable function
+CODE = ("data", "model", "strategy")  # fields of a job that may be importable
 TRUST = "look at it, and add --trust (trust=True) if you trust whoever wrote it"
 
 
 def code_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """The functions that a job's values have imported, by field.
+    """The functions and classes that a job's values have imported, by field.
 
     >>> code_of({"model": "nets:small", "data": "csv:wine.csv", "workers": 2})
     {'model': 'nets:small'}
@@ -30,7 +30,7 @@ def code_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def names_code(text: str) -> bool:
-    """Whether a model or data set is an importable function, not a name."""
+    """Whether a model, data set or strategy is importable, not a name."""
     module, function, _ = text.partition(":")
     return bool(function) and module != "csv"
 

@@ -16,7 +16,7 @@ from shoal.errors import InvalidValue, UnknownName, UsageError
 from shoal.protocol.requests import DeclareTable, Start, Wait
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.pytorch.optimizer_state import StateOnServers, StateOnWorkers, loaded
-from shoal.strategies import StrategyOptions, strategies
+from shoal.strategies import Strategy, StrategyOptions, strategies
 from shoal.tables.from_torch import KERNEL_CHOICES, from_torch
 from shoal.tables.methods import make
 
@@ -53,7 +53,7 @@ class Optimizer(torch.optim.Optimizer):
             torch.optim; where it runs on workers any optimizer but SparseAdam. What it has in its
             state (on rank 0, where it runs on servers or with "allreduce") is where it goes on.
         strategy: "sync" (BSP), "ssp", "asgd" (ASP), "allreduce", "diloco", "easgd", ...: those of
-            `shoal list strategies`.
+            `shoal list strategies`; or a class of your own.
         staleness: bound of "ssp", in clocks.
         settings: of the strategy, by name, such as {"tau": 50}.
         embeddings: the modules whose embedding gradients `step` pushes; every `shoal.nn.Embedding`
@@ -85,14 +85,14 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         inner: torch.optim.Optimizer,
-        strategy: str = "sync",
+        strategy: str | type[Strategy] = "sync",
         *,
         staleness: int = 0,
         settings: Mapping[str, Any] | None = None,
         embeddings: Iterable[torch.nn.Module] | None = None,
         context: Context | None = None,
     ) -> None:
-        kind = strategies[strategy]
+        kind = strategies[strategy] if isinstance(strategy, str) else strategy
         accesses = [] if kind.on_workers else from_torch(inner)
         if isinstance(inner, torch.optim.SparseAdam):
             raise UnknownName(

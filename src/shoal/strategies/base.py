@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import msgspec
 
 from shoal.errors import InvalidValue
+from shoal.factories import load
 from shoal.keys import KeyRange
 from shoal.protocol.requests import EnterBarrier, Exchange, PullOp, PushOp
 from shoal.registry import Registry
@@ -200,7 +201,19 @@ class Strategy(ABC):
             raise InvalidValue(f"strategy {self.name!r} has no state, but got {list(state)}")
 
 
-strategies: Registry[type[Strategy]] = Registry("strategy", "shoal.strategies")
+class StrategyRegistry(Registry[type[Strategy]]):
+    """Strategies by name, or by where they can be imported: "module:Class", "FILE.py:Class"."""
+
+    def __getitem__(self, name: str) -> type[Strategy]:
+        if ":" not in name:
+            return super().__getitem__(name)
+        found = load(name)
+        if not isinstance(found, type) or not issubclass(found, Strategy):
+            raise InvalidValue(f"{name} is no strategy: a class that inherits from Strategy")
+        return found
+
+
+strategies = StrategyRegistry("strategy", "shoal.strategies")
 
 
 def table_specs(

@@ -60,7 +60,7 @@ class Cover(msgspec.Struct, frozen=True, array_like=True, tag=True):
     workers have all left is not waited for.
 
     Args:
-        groups: the ranks of each group; no rank twice.
+        groups: the ranks of each group; no rank twice. Other sequences become tuples.
 
     Raises:
         InvalidValue: a rank that is negative or in two groups, or an empty group.
@@ -76,6 +76,8 @@ class Cover(msgspec.Struct, frozen=True, array_like=True, tag=True):
     groups: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
+        groups = tuple(tuple(group) for group in self.groups)  # lists, as people write them
+        msgspec.structs.force_setattr(self, "groups", groups)
         ranks = [rank for group in self.groups for rank in group]
         if not self.groups or not all(self.groups):
             raise InvalidValue(f"a cover has groups of one worker or more, not {self.groups}")

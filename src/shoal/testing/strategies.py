@@ -1,0 +1,126 @@
+"""The conformance suite of strategies: what any training strategy does, in the simulator.
+
+Each law takes a strategy class, and settings if its defaults do not suit a small problem::
+
+    for law in STRATEGY_LAWS:
+        law(MyStrategy, tau=4)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.simulation.training import SimulatedWorker, simulate_training
+from shoal.strategies import Strategy, StrategyOptions
+from shoal.tables.spec import Access
+
+SCALES, CENTRE = (1.0, 2.0, 0.5), (3.0, -1.0, 2.0)
+NEAR = 1e-3
+SGD = Access("sgd", {"lr": 0.05})
+
+
+class Quadratic:
+    """A `Model`: f(x) = sum_j s_j (x_j - b_j)^2 / 2 for a batch b, in float64, from x = 0."""
+
+    def __init__(self) -> None:
+        self.values = {"x": torch.zeros(len(SCALES), dtype=torch.float64)}
+        self.wires = {"x": torch.zeros(len(SCALES) + 1, dtype=torch.float64)}
+        self.grads = {"x": self.wires["x"][:-1]}
+        self._scales = torch.tensor(SCALES, dtype=torch.float64)
+
+    def gradient(self, batch: Tensor) -> tuple[float, float]:
+        off = self.values["x"] - batch
+        self.grads["x"].copy_(self._scales * off)
+        return float((self._scales * off**2).sum() / 2), 1.0
+
+
+class _Batches:
+    def __init__(self, batches: Sequence[Tensor]) -> None:
+        self._batches = batches
+
+    def epoch(self, epoch: int) -> Iterator[Tensor]:
+        return iter(self._batches)
+
+
+def _run(
+    kind: type[Strategy],
+    counts: Sequence[int],
+    settings: dict[str, Any],
+    epochs: int,
+    spread: float,
+) -> list[SimulatedWorker]:
+    """Train a worker for each number of batches, which are around the centre."""
+    drawn = torch.Generator().manual_seed(1)
+    groups = max(counts)
+    noise = torch.randn(len(counts), groups, len(SCALES), generator=drawn, dtype=torch.float64)
+    batches = torch.tensor(CENTRE, dtype=torch.float64) + spread * noise
+    copies = 2 if kind.repeats else 1
+    workers = [
+        SimulatedWorker(
+            kind(
+                StrategyOptions(
+                    SGD, workers=len(counts), rank=rank, redundancy=copies, settings=settings
+                )
+            ),
+            Quadratic(),
+            _Batches(list(batches[rank // copies][:count])),
+            epochs,
+            0.01 * (1 + rank),
+        )
+        for rank, count in enumerate(counts)
+    ]
+    simulate_training(workers, servers=2)
+    return workers
+
+
+def reaches_the_minimum(kind: type[Strategy], **settings: Any) -> None:
+    """Where all workers have like data, all end at the minimum."""
+    for worker in _run(kind, [20] * 4, settings, epochs=20, spread=0.0):
+        off = (worker.model.values["x"] - torch.tensor(CENTRE, dtype=torch.float64)).abs().max()
+        assert off <= NEAR, f"{kind.name} ends {off:g} from the minimum"
+
+
+def ends_with_equal_parameters(kind: type[Strategy], **settings: Any) -> None:
+    """All workers have the same parameters at the end, also where they have unlike data."""
+    one, *others = _run(kind, [30] * 4, settings, epochs=2, spread=1.0)
+    for worker in others:
+        assert torch.equal(worker.model.values["x"], one.model.values["x"]), kind.name
+
+
+def bears_uneven_splits(kind: type[Strategy], **settings: Any) -> None:
+    """Workers with fewer batches, or none, neither wait for ever nor hold the others up."""
+    counts = [40, 40, 10, 10] if kind.repeats else [40, 24, 0]
+    for count, worker in zip(counts, _run(kind, counts, settings, 2, 1.0), strict=True):
+        taken = sum(result.weight > 0 for result in worker.results)
+        assert taken <= 2 * count, f"{kind.name} took {taken} batches of {2 * count}"
+
+
+def a_seed_gives_one_run(kind: type[Strategy], **settings: Any) -> None:
+    """The same seed gives the same run, bit for bit."""
+    one, other = (_run(kind, [13] * 4, settings, epochs=2, spread=1.0) for _ in range(2))
+    for first, second in zip(one, other, strict=True):
+        assert first.times == second.times, kind.name
+        assert torch.equal(first.model.values["x"], second.model.values["x"]), kind.name
+
+
+def says_what_it_is(kind: type[Strategy], **settings: Any) -> None:
+    """It has a name and a summary, and its state can be restored by its own kind."""
+    assert kind.name, f"{kind.__name__} needs a name"
+    assert kind.summary, f"{kind.name} needs a summary"
+    worker = _run(kind, [8] * 4, settings, epochs=1, spread=1.0)[0]
+    made = kind(worker.strategy.options)
+    made.load_state_dict(worker.strategy.state_dict())
+
+
+Law = Callable[..., None]
+STRATEGY_LAWS: tuple[Law, ...] = (
+    reaches_the_minimum,
+    ends_with_equal_parameters,
+    bears_uneven_splits,
+    a_seed_gives_one_run,
+    says_what_it_is,
+)

@@ -1,0 +1,290 @@
+"""What papers claim of their algorithms, measured on simulated clusters with real models and data.
+
+    python tests/tools/papers.py DATA [easgd bmuf diloco ssp] [--seeds 1]
+
+DATA is the folder with data sets. Computing takes a fixed time of the simulated clock, and messages
+what the network's options say: the figures do not depend on this machine, only how long it takes to
+get them. docs/papers.md has them, with the settings.
+"""
+
+import argparse
+import gzip
+import time
+from pathlib import Path
+from random import Random
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shoal.apps.train.models import mlp
+from shoal.data.catalogue import find_source
+from shoal.pytorch.model import LossModel
+from shoal.simulation.network import NetworkOptions
+from shoal.simulation.training import SimulatedWorker, simulate_training
+from shoal.strategies import StrategyOptions, strategies
+from shoal.tables.spec import Access
+
+LAN = NetworkOptions(delay_s=0.0002, jitter_s=0.0002, bandwidth=125e6)  # 1 Gbit/s
+BATCH_S = 0.02
+
+
+class Samples:
+    """A worker's samples as batches, in an order of each epoch's own."""
+
+    def __init__(
+        self, x: Tensor, y: Tensor, rank: int, workers: int, batch: int, seed: int
+    ) -> None:
+        self.own = torch.arange(rank, len(y), workers)
+        self.x, self.y, self.batch, self.seed = x, y, batch, seed * 1000 + rank
+
+    def epoch(self, epoch):
+        drawn = torch.Generator().manual_seed(self.seed * 100 + epoch)
+        order = self.own[torch.randperm(len(self.own), generator=drawn)]
+        for at in range(0, len(order) - self.batch + 1, self.batch):
+            chosen = order[at : at + self.batch]
+            yield self.x[chosen], self.y[chosen]
+
+
+def run(
+    name, access, make_model, batches, epochs, max_steps=0, batch_s=BATCH_S, seed=0, **settings
+):
+    """The workers of a simulated run, its world, and the bytes that they pushed and pulled."""
+    workers = []
+    staleness = settings.pop("staleness", 0)
+    for rank, own in enumerate(batches):
+        torch.manual_seed(seed)
+        options = StrategyOptions(
+            access, staleness, workers=len(batches), rank=rank, settings=settings
+        )
+        took = batch_s[rank] if isinstance(batch_s, list) else batch_s
+        workers.append(SimulatedWorker(strategies[name](options), make_model(), own, epochs, took))
+    world = simulate_training(workers, 2, seed, LAN, max_steps)
+    machines = [world.nodes[f"worker-{rank}"].machine for rank in range(len(workers))]
+    return workers, sum(each.bytes_pushed + each.bytes_pulled for each in machines)
+
+
+def small_cnn(shape, classes):
+    channels = shape[0] if len(shape) == 3 else 1
+    side = shape[-1] // 4
+    return nn.Sequential(
+        nn.Unflatten(1, (1, shape[0])) if len(shape) == 2 else nn.Identity(),
+        nn.Conv2d(channels, 8, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * side * side, 10),
+    )
+
+
+def pictures(data: Path, name: str, most: int = 0):
+    source = find_source(name).load([data / name])
+    train = source.transform(source.train_x, source.train_y)
+    test = source.transform(source.test_x, source.test_y)
+    shape = tuple(source.train_x.shape[1:])
+    return (train[0][: most or None], train[1][: most or None]), test, shape
+
+
+# ---------------------------------------------------------------------------- EASGD
+
+
+def easgd(data: Path, seeds: int) -> None:
+    """Zhang et al. 2015, figures 2 to 5: Downpour breaks down as tau grows, EASGD does not."""
+    for name, most, epochs, lr in (("mnist", 20000, 2, 0.05), ("cifar10", 4000, 8, 0.02)):
+        (x, y), test, shape = pictures(data, name, most)
+        print(f"{name}: {len(y)} samples, {epochs} epochs, 4 workers, batches of 32, rate {lr}")
+        print(f"{'tau':>4} {'downpour':>10} {'easgd':>10} {'eamsgd':>10}   test error")
+        for tau in (1, 4, 16, 64):
+            row = []
+            for strategy, more in (
+                ("downpour", {"n_push": tau, "n_fetch": tau}),
+                ("easgd", {"tau": tau, "beta": 0.9}),
+                ("eamsgd", {"tau": tau, "beta": 0.9, "delta": 0.9}),
+            ):
+                rate = lr / 5 if strategy == "eamsgd" else lr
+                found = []
+                for seed in range(seeds):
+                    batches = [Samples(x, y, rank, 4, 32, seed) for rank in range(4)]
+                    workers, _ = run(
+                        strategy,
+                        Access("sgd", {"lr": rate}),
+                        lambda shape=shape: LossModel(small_cnn(shape, 10)),
+                        batches,
+                        epochs,
+                        seed=seed,
+                        batch_s=[0.02, 0.021, 0.019, 0.023],
+                        **more,
+                    )
+                    found.append(1 - workers[0].model.evaluate(*test)[0])
+                row.append(sum(found) / seeds)
+            print(f"{tau:>4} " + " ".join(f"{each:10.4f}" for each in row), flush=True)
+
+
+# ---------------------------------------------------------------------------- BMUF
+
+
+def bmuf(data: Path, seeds: int) -> None:
+    """Chen & Huo 2016, tables 1, 2: BMUF keeps one worker's accuracy, plain averaging does not."""
+    (x, y), test, shape = pictures(data, "mnist")
+    access = Access("sgd", {"lr": 0.1})
+    print("mnist: 60,000 samples, 3 epochs in all, batches of 32, rate 0.1, tau 16, mlp")
+    print(f"{'N':>4} {'strategy':>18} {'accuracy':>10} {'samples/s':>10} {'of N x one':>10}")
+    one = 0.0
+    for n, names in ((1, ["sync"]), *((n, ["model_averaging", "bmuf"]) for n in (2, 4, 8))):
+        for name in names:
+            settings = {"tau": 16} if n > 1 else {}
+            if name == "bmuf":
+                settings["nesterov"] = True
+            accuracies, speed = [], 0.0
+            for seed in range(seeds):
+                batches = [Samples(x, y, rank, n, 32, seed) for rank in range(n)]
+                make = lambda: LossModel(mlp(shape, 10))  # noqa: E731
+                workers, _ = run(name, access, make, batches, 3, seed=seed, **settings)
+                accuracies.append(workers[0].model.evaluate(*test)[0])
+                samples = sum(r.weight for worker in workers for r in worker.results)
+                speed = samples / max(worker.times[-1] for worker in workers)
+            one = one or speed
+            accuracy = sum(accuracies) / seeds
+            print(
+                f"{n:>4} {name:>18} {accuracy:10.4f} {speed:10.0f} {speed / one / n:10.2f}",
+                flush=True,
+            )
+
+
+# ---------------------------------------------------------------------------- DiLoCo
+
+CONTEXT, EMBEDDED, HIDDEN = 16, 24, 256
+
+
+class CharModel(nn.Module):
+    """The next character from the last ones, with one hidden layer (Bengio et al. 2003)."""
+
+    def __init__(self, characters: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(characters, EMBEDDED)
+        self.hidden = nn.Linear(CONTEXT * EMBEDDED, HIDDEN)
+        self.out = nn.Linear(HIDDEN, characters)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.hidden(self.embed(x).flatten(1))))
+
+
+class Text:
+    """Random windows of a worker's part of the text."""
+
+    def __init__(self, text: Tensor, steps: int, batch: int, seed: int) -> None:
+        self.windows, self.steps, self.batch, self.seed = (
+            text.unfold(0, CONTEXT + 1, 1),
+            steps,
+            batch,
+            seed,
+        )
+
+    def epoch(self, epoch):
+        drawn = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.steps):
+            chosen = torch.randint(len(self.windows), (self.batch,), generator=drawn)
+            windows = self.windows[chosen]
+            yield windows[:, :-1], windows[:, -1]
+
+
+def diloco(data: Path, seeds: int) -> None:
+    """Douillard et al. 2023, section 3: the loss of synchronous training, with 1/H of its bytes."""
+    raw = gzip.decompress((data / "shakespeare" / "input.txt.gz").read_bytes()).decode()
+    alphabet = {c: at for at, c in enumerate(sorted(set(raw)))}
+    text = torch.tensor([alphabet[c] for c in raw])
+    train, held = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) :]
+    windows = held.unfold(0, CONTEXT + 1, 1)[::5]
+    parts = train.chunk(4)
+    steps = 3000
+    print(f"tiny Shakespeare: 4 workers, {steps} steps of 32 characters each, AdamW 0.002")
+    print(f"{'run':>16} {'loss':>8} {'of sync':>8} {'bytes':>12} {'of sync':>8}")
+    base = (0.0, 0)
+    adam = Access("adam", {"lr": 0.002, "weight_decay": 0.01, "decoupled": True})
+    for name, settings in (
+        ("sync", {}),
+        *(("diloco", {"tau": h}) for h in (1, 10, 50, 200)),
+    ):
+        losses, moved = [], 0
+        for seed in range(seeds):
+            batches = [Text(part, steps, 32, seed * 10 + rank) for rank, part in enumerate(parts)]
+            make = lambda: LossModel(CharModel(len(alphabet)))  # noqa: E731
+            workers, moved = run(name, adam, make, batches, 1, seed=seed, **settings)
+            with torch.no_grad():
+                scores = workers[0].model.module(windows[:, :-1])
+                losses.append(functional.cross_entropy(scores, windows[:, -1]).item())
+        loss = sum(losses) / seeds
+        base = base if base[1] else (loss, moved)
+        label = f"H={settings['tau']}" if settings else "sync"
+        print(
+            f"{label:>16} {loss:8.4f} {loss / base[0]:8.3f} {moved:12,} {moved / base[1]:8.4f}",
+            flush=True,
+        )
+
+
+# ---------------------------------------------------------------------------- bounded delay
+
+
+class Pace:
+    """How long the batches of a worker take: log-normal around a mean; `total` adds them up."""
+
+    def __init__(self, mean_s: float, seed: int) -> None:
+        self.mean_s, self.random, self.total = mean_s, Random(seed), 0.0
+
+    def __call__(self, batch: int) -> float:
+        seconds = self.mean_s * self.random.lognormvariate(0.0, 0.6)
+        self.total += seconds
+        return seconds
+
+
+def ssp(data: Path, seeds: int) -> None:
+    """Li et al. 2014, figure 13: one slow worker; idle time falls with tau, and time has a best."""
+    (x, y), _, shape = pictures(data, "mnist", 20000)
+    goal, window = 0.35, 40
+    print(f"mnist: 8 workers, one of them 2 x slower; until the mean of {window} losses is {goal}")
+    print(f"{'tau':>4} {'idle':>8} {'seconds':>9}")
+    for tau in (0, 1, 2, 4, 8, 16):
+        paces = [Pace(0.02 * (1 + (rank == 7)), rank) for rank in range(8)]
+        batches = [Samples(x, y, rank, 8, 16, 0) for rank in range(8)]
+        workers, _ = run(
+            "ssp",
+            Access("sgd", {"lr": 0.05}),
+            lambda: LossModel(mlp(shape, 10)),
+            batches,
+            4,
+            batch_s=paces,
+            staleness=tau,
+        )
+        reached = []
+        for worker in workers:
+            losses = [result.loss for result in worker.results if result.weight]
+            for at in range(window, len(losses)):
+                if sum(losses[at - window : at]) / window < goal:
+                    reached.append(worker.times[at])
+                    break
+        idle = [1 - paces[rank].total / workers[rank].times[-1] for rank in range(7)]
+        print(f"{tau:>4} {sum(idle) / 7:8.3f} {min(reached, default=-1):9.2f}", flush=True)
+
+
+EXPERIMENTS = {"easgd": easgd, "bmuf": bmuf, "diloco": diloco, "ssp": ssp}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("experiments", nargs="*", default=list(EXPERIMENTS))
+    parser.add_argument("--seeds", type=int, default=1)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in asked.experiments:
+        began = time.monotonic()
+        print(f"# {EXPERIMENTS[name].__doc__}")
+        EXPERIMENTS[name](asked.data, asked.seeds)
+        print(f"({time.monotonic() - began:.0f} s)\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from shoal.errors import InvalidValue, UnknownName
+from shoal.protocol.machine import Outcome
 from shoal.strategies import StrategyOptions, strategies
 from tests.strategies.problems import SCALES, around, smooth, train
 
@@ -142,6 +143,30 @@ def test_a_quorum_goes_on_without_a_slow_worker():
     assert goes_on[0].ended_s <= waits[0].ended_s
     assert goes_on[0].times[11] < 0.5 * waits[0].times[11]
     assert torch.equal(goes_on[0].model.x, goes_on[2].model.x)
+
+
+def test_what_comes_late_goes_into_the_present_round():
+    """One worker four times as slow: with mode async its steps count, and it delays nobody."""
+    slow = [0.01, 0.01, 0.04]
+    batches = [DATA[0] * 8, DATA[1] * 8, DATA[2] * 2]  # as many as each does in that time
+    workers = train("diloco", batches, smooth, tau=4, batch_s=slow, mode="async", outer_lr=0.5)
+    dropped = train("diloco", batches, smooth, tau=4, batch_s=slow, quorum=2, outer_lr=0.5)
+    assert workers[0].times[95] < 1.3 * 96 * 0.01  # alone it takes 96 batches
+    assert all(torch.equal(each.model.x, workers[0].model.x) for each in workers)
+    assert not torch.equal(workers[0].model.x, dropped[0].model.x)
+    assert workers[2].strategy.clock >= workers[0].strategy.clock - 4
+
+
+def test_a_displacement_weighs_less_by_the_rounds_that_it_is_late():
+    made = strategies["diloco"](
+        StrategyOptions(workers=4, settings={"mode": "async", "staleness_power": 0.5})
+    )
+    made._ops, made.clock = type("Ops", (), {"pulls": ()}), 2
+    asking = made._round_for(32.0)
+    next(asking)
+    with pytest.raises(StopIteration) as found:
+        asking.send(Outcome(clock_min=5))
+    assert found.value.value == (5, 16.0)
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,38 @@ def diloco(data: Path, seeds: int) -> None:
             flush=True,
         )
 
+    _asynchronous(parts, windows, alphabet, steps, seeds, base[0])
+
+
+def _asynchronous(parts, windows, alphabet, steps, seeds, of_sync) -> None:
+    """Liu et al. 2024: one worker four times as slow, at equal characters."""
+    print(f"{'one 4 x slower':>16} {'loss':>8} {'of sync':>8} {'seconds':>12} {'of sync':>8}")
+    adam = Access("adam", {"lr": 0.002, "weight_decay": 0.01, "decoupled": True})
+    fast = round(4 * steps / 3.25)
+    waits = 0.0
+    for label, name, counts, settings in (
+        ("sync", "sync", [steps] * 4, {}),
+        ("async, H=50", "diloco", [fast] * 3 + [fast // 4], {"tau": 50, "mode": "async"}),
+    ):
+        losses, seconds = [], 0.0
+        for seed in range(seeds):
+            batches = [
+                Text(part, count, 32, seed * 10 + rank)
+                for rank, (part, count) in enumerate(zip(parts, counts, strict=True))
+            ]
+            paces = [BATCH_S] * 3 + [4 * BATCH_S]
+            make = lambda: LossModel(CharModel(len(alphabet)))  # noqa: E731
+            workers, _ = run(name, adam, make, batches, 1, batch_s=paces, seed=seed, **settings)
+            seconds = max(worker.ended_s for worker in workers)
+            with torch.no_grad():
+                scores = workers[0].model.module(windows[:, :-1])
+                losses.append(functional.cross_entropy(scores, windows[:, -1]).item())
+        waits, loss = waits or seconds, sum(losses) / seeds
+        shares = loss / of_sync, seconds / waits
+        print(
+            f"{label:>16} {loss:8.4f} {shares[0]:8.3f} {seconds:12.1f} {shares[1]:8.3f}", flush=True
+        )
+
 
 # ---------------------------------------------------------------------------- bounded delay
 

@@ -94,6 +94,7 @@ class Exchange(msgspec.Struct, frozen=True):
         assign: write the pushed rows past the access method.
         last: whether this worker has finished every later clock as well.
         updates: of rows that are assigned with their slots, how many updates they have had.
+        at: clock to which this worker goes on first, if it is not there yet.
         route: cache of the router that has cut this exchange.
     """
 
@@ -106,6 +107,7 @@ class Exchange(msgspec.Struct, frozen=True):
     assign: bool = False
     last: bool = False
     updates: int = 0
+    at: int = 0
     route: Any = None
 
 

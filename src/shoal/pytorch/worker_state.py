@@ -52,15 +52,16 @@ class WorkerStates:
     def reached(
         self, view: View, clock: int, module: nn.Module, state: Callable[[], State] = dict
     ) -> None:
-        """Write the state when a clock of this run is reached that has a checkpoint.
+        """Write the state when a clock of this run is reached, or passed, that has a checkpoint.
 
         Args:
             state: returns the strategy's.
         """
         self._markers.adopt(view)
-        if clock != self._clock and self._markers.at(clock):
-            write_state(self._path(clock + self._offset), module, state())
-        self._clock = clock  # steps between two exchanges belong to the clock after them
+        before, self._clock = self._clock, clock
+        due = self._markers.latest(clock)  # a worker that was late for rounds leaves out clocks
+        if due > before >= 0 or (before < 0 and self._markers.at(clock)):
+            write_state(self._path(due + self._offset), module, state())
 
     def take_up(self, clock: int, module: nn.Module) -> State | None:
         """Restore the state at a checkpoint; returns the strategy's, or None if there is none.

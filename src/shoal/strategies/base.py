@@ -120,8 +120,8 @@ class Strategy(ABC):
     Attributes:
         name: the name for `--strategy`.
         summary: what it does, in one line.
-        in_step: whether all workers take every step together. A worker without data then continues
-            with weight 0, and evaluations are equal on all workers.
+        in_step: whether all workers take every exchange together. A worker without data then
+            continues with weight 0, and evaluations after an exchange are equal on all workers.
         uses_servers: whether the parameters are in tables on servers.
         takes_copies: whether workers' data may overlap (`--redundancy`).
         idle_rounds: rounds of workers in step without any weight at the end of an epoch.

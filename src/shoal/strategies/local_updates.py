@@ -135,17 +135,22 @@ class LocalUpdates(Strategy):
         for buffer, values in model.values.items():
             self._moved[buffer].copy_(self._before[buffer]).sub_(values)
         pushes = self._ops.pushes({}) if share else ()
+        at, share = yield from self._round_for(share)
         try:
             outcome: Outcome = yield Exchange(
-                pushes, advance=True, pulls=self._ops.pulls, weight=share or 1.0
+                pushes, advance=True, pulls=self._ops.pulls, weight=share or 1.0, at=at
             )
         except RoundClosed:  # others went on without this worker's steps
             outcome = yield Exchange(pulls=self._ops.pulls)
-            self.clock = outcome.clock - 1
-        self.clock += 1
+        self.clock = outcome.clock
         for buffer, values in model.values.items():
             self._before[buffer].copy_(values)
         return StepResult(loss, weight, outcome.round_weight)
+
+    def _round_for(self, share: float) -> Generator[Any, Any, tuple[int, float]]:
+        """Return the clock of the round for this worker's steps, and their weight in it."""
+        yield from ()
+        return self.clock, share
 
     def flush(self, model: Model) -> Program:
         if self._steps:
@@ -280,14 +285,29 @@ class DiLoCo(LocalUpdates):
     With `quorum` = k a round takes the displacements of k workers, and of those that push within
     `grace_s` seconds after the k-th; later ones are dropped.
 
+    With `mode` "async" they are not: a worker whose round has closed looks where the others are,
+    and its displacement goes into the present round, s rounds late, with the weight of its samples
+    divided by (1 + s)^p. So workers of unlike speed each go at their own.
+
     References:
-        Douillard et al. 2023, algorithm 1 (H: tau; outer SGD, Nesterov momentum 0.9, rate 0.7).
+        Douillard et al. 2023, algorithm 1 (H: tau; outer SGD, Nesterov momentum 0.9, rate 0.7); Liu
+        et al. 2024, "Asynchronous Local-SGD Training for Language Modeling", section 3.
     """
 
     name: ClassVar[str] = "diloco"
     summary: ClassVar[str] = "many inner steps, then an outer Nesterov step (DiLoCo)"
     Settings: ClassVar[type[StrategySettings]] = DiLoCoSettings
-    source: ClassVar[str] = "Douillard et al. 2023, algorithm 1"
+    source: ClassVar[str] = "Douillard et al. 2023, algorithm 1; Liu et al. 2024, section 3"
+
+    def __init__(self, options: StrategyOptions) -> None:
+        super().__init__(options)
+        of, workers = self.settings, options.workers
+        self._async = of.mode == "async"
+        self.quorum = of.quorum or (max(1, workers - 1) if self._async else 0)
+        if self.quorum > workers:
+            raise InvalidValue(f"quorum {of.quorum} is more than the {workers} workers")
+        if of.grace_s and not self.quorum:
+            raise InvalidValue("grace_s is a time after a quorum: give quorum as well")
 
     def period(self, clock: int) -> int:
         return int(self.settings.tau)
@@ -297,8 +317,15 @@ class DiLoCo(LocalUpdates):
         return _momentum_sgd(self.settings.outer_lr, momentum, momentum > 0)
 
     def consistency(self) -> Any:
-        quorum = self.settings.quorum
-        return bsp(Quorum(quorum, self.settings.grace_s) if quorum else None)
+        return bsp(Quorum(self.quorum, self.settings.grace_s) if self.quorum else None)
+
+    def _round_for(self, share: float) -> Generator[Any, Any, tuple[int, float]]:
+        if not self._async or not share:
+            return (yield from super()._round_for(share))
+        assert self._ops is not None
+        outcome: Outcome = yield Exchange(pulls=self._ops.pulls)  # what they bring is not used
+        late = max(0, outcome.clock_min - self.clock)
+        return self.clock + late, share / (1 + late) ** self.settings.staleness_power
 
 
 def _hash(*numbers: int) -> bytes:

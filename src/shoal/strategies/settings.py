@@ -121,8 +121,10 @@ class DiLoCoSettings(StrategySettings, frozen=True, kw_only=True):
     """Settings of "diloco"."""
 
     tau: Annotated[int, setting("H: inner steps between two exchanges", ge=1)] = 50
+    mode: Annotated[Literal["sync", "async"], setting("async: what comes late for its round goes into the present one")] = "sync"
     outer_lr: Annotated[float, setting("learning rate of the outer optimizer", gt=0)] = 0.7
     outer_momentum: Annotated[float, setting("Nesterov momentum of the outer optimizer; 0: none", ge=0, lt=1)] = 0.9
-    quorum: Annotated[int, setting("workers whose displacements are enough for a round; 0: all", ge=0)] = 0
+    quorum: Annotated[int, setting("workers whose displacements are enough for a round; 0: all, or all but one if async", ge=0)] = 0
     grace_s: Annotated[float, setting("seconds that others still have once a quorum has pushed", ge=0)] = 0.0
+    staleness_power: Annotated[float, setting("p: what comes s rounds late weighs 1 / (1 + s)^p; async", ge=0)] = 0.5
 # fmt: on

@@ -298,6 +298,13 @@ def test_after_a_closed_round_a_worker_goes_on_in_the_first_that_is_open(synchro
     assert {each.clock for each in synchronous.ask(2, Exchange(push))} == {7}
 
 
+def test_an_exchange_may_go_on_at_a_later_clock(synchronous, push):
+    assert {each.clock for each in synchronous.ask(1, Exchange(push, advance=True, at=5))} == {5}
+    assert synchronous.machine.clock == 6
+    synchronous.ask(2, Exchange(push, at=3))  # never back
+    assert synchronous.machine.clock == 6
+
+
 def test_a_refusal_for_another_reason_moves_no_clock(synchronous, push):
     synchronous.ask(1, Exchange(push, advance=True))
     synchronous.answer(0, 0, "refused", reason="no", clock_min=7)

@@ -191,7 +191,7 @@ class WorkerMachine:
         if self._router is None:
             raise InvalidValue("this worker is in no view yet")
         plans = self._router.sub_requests(ask)
-        clock = advance = self.clock
+        clock = advance = self.clock = max(self.clock, ask.at)
         if ask.advance:
             advance = self.clock = FOREVER if ask.last else clock + 1
         patient = ask.timeout_s is None  # a limit of the caller's own is one

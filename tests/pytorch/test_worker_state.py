@@ -1,0 +1,66 @@
+"""The state of a worker beside a checkpoint: once for each clock, and back as it was."""
+
+import pytest
+import torch
+from torch import nn
+
+from shoal.errors import DataCorrupt
+from shoal.protocol.checkpoint_clocks import CheckpointClocks
+from shoal.protocol.views import View
+from shoal.pytorch.worker_state import WorkerStates
+from shoal.storage.run_folder import folder_of
+
+VIEW = View(1, 1, (), ())
+
+
+def states(folder, every=10, offset=0):
+    return WorkerStates(folder, 0, CheckpointClocks(every), offset)
+
+
+def written(folder):
+    return sorted(int(each.parent.name) for each in folder.glob("*/worker-0.safetensors"))
+
+
+def state(value):
+    slots = {"float32": {"m": torch.full((3,), value), "v": torch.zeros(3)}}
+    return {"updates": 7, "slots": slots, "values": {"float32": torch.ones(2)}}
+
+
+def test_a_strategys_state_comes_back_as_it_was(tmp_path):
+    states(tmp_path).reached(VIEW, 10, nn.Flatten(), lambda: state(2.0))
+    back = states(tmp_path).take_up(10, nn.Flatten())
+    assert int(back["updates"]) == 7
+    assert torch.equal(back["slots"]["float32"]["m"], torch.full((3,), 2.0))
+    assert back.keys() == {"updates", "slots", "values"}
+    assert states(tmp_path).take_up(20, nn.Flatten()) is None
+
+
+def test_a_clock_is_written_once_when_it_is_reached(tmp_path):
+    """Local steps after an exchange have the same clock, and other states."""
+    one = states(tmp_path)
+    for clock, value in ((9, 0.0), (10, 1.0), (10, 2.0), (11, 3.0)):
+        one.reached(VIEW, clock, nn.Flatten(), lambda value=value: state(value))
+    assert written(tmp_path) == [10]
+    back = states(tmp_path).take_up(10, nn.Flatten())
+    assert back["slots"]["float32"]["m"][0] == 1.0
+
+
+def test_a_worker_that_leaves_out_clocks_writes_the_one_that_it_has_passed(tmp_path):
+    one = states(tmp_path, offset=100)
+    for clock in (8, 23, 24):
+        one.reached(VIEW, clock, nn.Flatten())
+    assert written(tmp_path) == [120]
+
+
+def test_a_worker_that_joins_writes_no_earlier_clock(tmp_path):
+    one = states(tmp_path)
+    one.reached(VIEW, 27, nn.Flatten())
+    one.reached(VIEW, 28, nn.Flatten())
+    assert written(tmp_path) == []
+
+
+def test_a_state_of_another_module_is_refused(tmp_path):
+    states(tmp_path).reached(VIEW, 10, nn.BatchNorm1d(3))
+    with pytest.raises(DataCorrupt, match="is no state of this worker"):
+        states(tmp_path).take_up(10, nn.BatchNorm1d(4))
+    assert (tmp_path / folder_of(10)).is_dir()

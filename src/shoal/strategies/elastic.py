@@ -12,6 +12,7 @@ once, also if it is sent again or a server dies.
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -160,8 +161,6 @@ class EAMSGD(EASGD):
         def with_momentum(access: Access) -> Access:
             more = {"momentum": delta, "nesterov": True} if delta else {}
             return Access("sgd", {**access.options, **more})
-
-        from dataclasses import replace
 
         of_buffers = {b: with_momentum(each) for b, each in options.accesses.items()}
         changed = replace(options, access=with_momentum(options.access), accesses=of_buffers)

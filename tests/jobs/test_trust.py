@@ -85,6 +85,18 @@ def test_a_run_that_others_could_have_changed_is_not_continued(tmp_path, run):
     check_run(run.path, trust=True)
 
 
+def test_a_strategy_that_a_run_names_is_code_too(tmp_path, run, code, another):
+    run.write_job(dump_job(JobSpec(strategy=code)))
+    _, said = shoal("train", "--resume", run.path, "--strategy", "sync", "--out", tmp_path / "out")
+    assert "importing" not in said
+    another()
+    status, said = shoal("train", "--resume", run.path, "--out", tmp_path / "out")
+    assert (status, f"would import {code} (strategy)" in said) == (2, True), said
+    with pytest.raises(NotTrusted, match="belongs to"):
+        shoal_package.train(resume=str(run.path))
+    assert not imported(tmp_path)
+
+
 def test_what_a_run_of_ones_own_has_imported_is_said(tmp_path, run, code):
     _, said = shoal("train", "--resume", run.path, "--out", tmp_path / "out")
     assert f"importing {code} (model), as {run.job} says" in said

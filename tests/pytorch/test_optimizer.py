@@ -1,5 +1,6 @@
 """shoal.Optimizer in a process of its own: it equals torch's optimizer where it is alone."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -223,7 +224,7 @@ def test_strategies_with_local_steps_wrap_a_torch_optimizer(tmp_path, strategy, 
     assert done.returncode == 0, done.stderr + done.stdout
     lines = [line.split("W ")[1] for line in done.stdout.splitlines() if "W " in line]
     assert len(lines) == 2
-    one, other = (eval(line[line.index("[") : line.index("]") + 1]) for line in lines)
+    one, other = (json.loads(line[line.index("[") : line.index("]") + 1]) for line in lines)
     if strategy not in ("easgd", "downpour"):
         assert one == other  # after the flush
     near = 0.9 if strategy == "easgd" else 0.5

@@ -15,11 +15,11 @@ from shoal.apps.train.resume import join_run
 from shoal.engines.local import LocalEngine
 from shoal.jobs.spec import from_mapping
 from shoal.storage.run_folder import RunFolder
+from tests.real.waiting import until
 
 pytestmark = pytest.mark.real
 
 COMMON = {"data": "digits", "servers": 2, "dtype": "float64", "batch_size": 16, "epochs": 4}
-PATIENCE_S = 60.0
 
 
 def steps(folder, rank):
@@ -32,13 +32,6 @@ def steps(folder, rank):
 def came_to(folder, rank):
     """The step that a worker has come to: it may have left out some."""
     return max(steps(folder, rank), default=0)
-
-
-def until(condition):
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)  # the log is a file: nothing says when it grows
 
 
 def weights(path):

@@ -71,10 +71,11 @@ def test_one_wrong_worker_of_eight_does_no_harm_to_robust_merges():
 # ---------------------------------------------------------------------------- gradient coding
 
 
-def coded(batch_s, count=30, lengths=(30, 30)):
+def coded(batch_s, count=30, lengths=(30, 30), epochs=1):
     one, other = around(2, count, spread=1.0)
     data = [one[: lengths[0]]] * 2 + [other[: lengths[1]]] * 2
-    return train("gradient_coding", data, batch_s=batch_s, redundancy=2), (one, other)
+    workers = train("gradient_coding", data, batch_s=batch_s, redundancy=2, epochs=epochs)
+    return workers, (one, other)
 
 
 @pytest.mark.parametrize("straggler", [0, 1, 3])
@@ -107,6 +108,18 @@ def test_late_workers_of_both_groups_take_turns():
 def test_groups_may_have_unlike_numbers_of_batches():
     workers, (one, other) = coded([0.01, 0.03, 0.01, 0.01], lengths=(30, 17))
     expected = train("sync", [one, other[:17]])
+    for worker in workers:
+        assert (worker.model.x - expected[0].model.x).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("straggler", [0, 1, 2])
+@pytest.mark.parametrize("lengths", [(30, 17), (17, 30)])
+def test_a_late_worker_comes_back_in_step_over_the_end_of_an_epoch(straggler, lengths):
+    """Its group may be at its end while the other one goes on, or in the next epoch."""
+    seconds = [0.01] * 4
+    seconds[straggler] *= 7
+    workers, (one, other) = coded(seconds, lengths=lengths, epochs=4)
+    expected = train("sync", [one[: lengths[0]], other[: lengths[1]]], epochs=4)
     for worker in workers:
         assert (worker.model.x - expected[0].model.x).abs().max() <= 1e-6
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from shoal.errors import InvalidValue
 from shoal.protocol.requests import Exchange
 from shoal.strategies import strategies
 from shoal.strategies.servers import Sync
@@ -51,14 +52,14 @@ class Forgetful(Sync):
 
 
 @pytest.mark.parametrize(
-    ("kind", "law"),
+    ("kind", "law", "error"),
     [
-        (Wrong, suite.reaches_the_minimum),
-        (KeepsItsOwn, suite.ends_with_equal_parameters),
-        (Moody, suite.a_seed_gives_one_run),
-        (Forgetful, suite.says_what_it_is),
+        (Wrong, suite.reaches_the_minimum, AssertionError),
+        (KeepsItsOwn, suite.ends_with_equal_parameters, AssertionError),
+        (Moody, suite.a_seed_gives_one_run, AssertionError),
+        (Forgetful, suite.says_what_it_is, InvalidValue),
     ],
 )
-def test_a_wrong_strategy_is_found_by_the_law_for_it(kind, law):
-    with pytest.raises(Exception):  # noqa: B017 - an assertion, or an error of Shoal's
+def test_a_wrong_strategy_is_found_by_the_law_for_it(kind, law, error):
+    with pytest.raises(error, match=kind.name):
         law(kind)

@@ -1,6 +1,6 @@
 """What papers claim of their algorithms, measured on simulated clusters with real models and data.
 
-    python tests/tools/papers.py DATA [easgd bmuf diloco ssp] [--seeds 1]
+    python tests/tools/papers.py DATA [robust easgd bmuf diloco ssp] [--seeds 1]
 
 DATA is the folder with data sets. Computing takes a fixed time of the simulated clock, and messages
 what the network's options say: the figures do not depend on this machine, only how long it takes to
@@ -318,7 +318,48 @@ def ssp(data: Path, seeds: int) -> None:
         print(f"{tau:>4} {sum(idle) / 8:8.3f} {max(reached, default=-1):9.2f}", flush=True)
 
 
-EXPERIMENTS = {"easgd": easgd, "bmuf": bmuf, "diloco": diloco, "ssp": ssp}
+# ---------------------------------------------------------------------------- robust merges
+
+
+class Poisoned(LossModel):
+    """Its gradients go the wrong way, and are 50 times as long."""
+
+    def gradient(self, batch):
+        found = super().gradient(batch)
+        for gradient in self.grads.values():
+            gradient.mul_(-50.0)
+        return found
+
+
+def robust(data: Path, seeds: int) -> None:
+    """Yin et al. 2018, section 7: median and trimmed mean bear a wrong worker, unlike the mean."""
+    (x, y), test, shape = pictures(data, "mnist")
+    print("mnist: 8 workers, 1 epoch, batches of 32, rate 0.1, mlp; accuracy")
+    print(f"{'merge':>14} {'clean':>8} {'one of 8 wrong':>15}")
+    for merge, more in (("mean", {}), ("median", {}), ("trimmed_mean", {"trim": 0.125})):
+        row = []
+        for wrong in (None, 3):
+            found = []
+            for seed in range(seeds):
+                kinds = [Poisoned if rank == wrong else LossModel for rank in range(8)]
+                made = iter(kinds)
+                batches = [Samples(x, y, rank, 8, 32, seed) for rank in range(8)]
+                workers, _ = run(
+                    "sync",
+                    Access("sgd", {"lr": 0.1}),
+                    lambda made=made: next(made)(mlp(shape, 10)),
+                    batches,
+                    1,
+                    seed=seed,
+                    merge=merge,
+                    **more,
+                )
+                found.append(workers[0].model.evaluate(*test)[0])
+            row.append(sum(found) / seeds)
+        print(f"{merge:>14} {row[0]:8.4f} {row[1]:15.4f}", flush=True)
+
+
+EXPERIMENTS = {"robust": robust, "easgd": easgd, "bmuf": bmuf, "diloco": diloco, "ssp": ssp}
 
 
 def main() -> None:

@@ -85,9 +85,12 @@ def simulate_training(
         session = Session(f"server-{rank}", "server", rank=rank)
         world.add(session.me, ServerMachine(session, DenseShard))
     failed: list[ShoalError] = []
+    rounds = 0
+    if any(worker.strategy.repeats for worker in workers):  # only these go by it without a resume
+        rounds = max(sum(1 for _ in worker.batches.epoch(0)) for worker in workers)
     for rank, worker in enumerate(workers):
         session = Session(f"worker-{rank}", "worker", rank=rank)
-        program = _program(world, worker, rank, max_steps, failed)
+        program = _program(world, worker, rank, max_steps, rounds, failed)
         world.add(session.me, WorkerMachine(session, PATIENT), program)
     world.run(until=LIMIT_S)
     for error in (*failed, *(sim.error for sim in world.nodes.values())):
@@ -99,7 +102,12 @@ def simulate_training(
 
 
 def _program(
-    world: World, worker: SimulatedWorker, rank: int, max_steps: int, failed: list[ShoalError]
+    world: World,
+    worker: SimulatedWorker,
+    rank: int,
+    max_steps: int,
+    rounds: int,
+    failed: list[ShoalError],
 ) -> Program:
     def stepped(epoch: int, step: int, result: StepResult) -> None:
         worker.results.append(result)
@@ -109,7 +117,8 @@ def _program(
     yield AwaitView()
     timed: Any = _Timed(worker)
     training = train_program(
-        timed, worker.model, worker.batches, worker.epochs, rank, hooks, max_steps
+        *(timed, worker.model, worker.batches, worker.epochs, rank, hooks, max_steps),
+        rounds=rounds,
     )
     try:
         yield from raising(training)

@@ -59,14 +59,15 @@ class StepResult:
         others: weight of the round over all workers, their sum or (allreduce) their mean; 0 if no
             worker had a batch, -1 for strategies without shared rounds.
         staleness: clocks by which the slowest known worker is behind.
-        missed: rounds that closed without this worker, and whose batches it leaves out.
+        clock: the worker's clock after the step, with those of the run that this one continues, if
+            each batch belongs to one; else -1.
     """
 
     loss: float
     weight: float
     others: float = -1.0
     staleness: int = 0
-    missed: int = 0
+    clock: int = -1
 
 
 @dataclass(frozen=True)
@@ -242,16 +243,6 @@ def table_specs(
     ]
 
 
-def spread_by_tables(model: Model, ops: TableOps | None, prefix: str, writes: bool) -> Program:
-    """Replace what the tables hold by the parameters of the worker that `writes`; all pull it."""
-    assert ops is not None, "begin comes first"
-    yield EnterBarrier(f"{prefix} loading")  # no push is under way any more
-    if writes:
-        yield Exchange(ops.assigns, assign=True)
-    yield EnterBarrier(f"{prefix} loaded")
-    yield Exchange(pulls=ops.pulls)
-
-
 def byte_view(tensor: Tensor) -> memoryview:
     """A flat tensor's memory as bytes."""
     import torch
@@ -277,10 +268,32 @@ class TableOps:
         pushed: dict[str, Tensor] | None = None,
         pulled: dict[str, Tensor] | None = None,
     ) -> None:
+        self._prefix = prefix
         self._buffers = sorted(model.grads)
         self._pushes = _whole_tables(PushOp, prefix, model.grads if pushed is None else pushed)
         self.pulls = _whole_tables(PullOp, prefix, model.values if pulled is None else pulled)
         self.assigns = _whole_tables(PushOp, prefix, model.values)
+
+    def begin(self, writes: bool) -> Program:
+        """Pull the parameters, which the worker that `writes` has assigned."""
+        if writes:
+            yield Exchange(self.assigns, assign=True)
+        yield EnterBarrier(f"{self._prefix} written")
+        yield Exchange(pulls=self.pulls)
+
+    def spread(self, writes: bool) -> Program:
+        """Pull the parameters of the worker that `writes`, in place of those that were trained."""
+        yield EnterBarrier(f"{self._prefix} loading")  # no push is under way any more
+        if writes:
+            yield Exchange(self.assigns, assign=True)
+        yield EnterBarrier(f"{self._prefix} loaded")
+        yield Exchange(pulls=self.pulls)
+
+    def end(self) -> Program:
+        """Pull the parameters after all workers have finished, so that all have the same."""
+        yield Exchange(advance=True, last=True)  # no other worker waits for this one any more
+        yield EnterBarrier(f"{self._prefix} done")
+        yield Exchange(pulls=self.pulls)
 
     def pushes(self, rates: Mapping[str, float]) -> tuple[PushOp, ...]:
         """The gradients, with these learning rates by buffer."""

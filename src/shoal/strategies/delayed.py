@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, Start, Wait
 from shoal.strategies.base import Model, Program, StepResult, StrategyOptions, TableOps, strategies
-from shoal.strategies.servers import OptimizerState, ServerStrategy
+from shoal.strategies.servers import ServerStrategy
 from shoal.strategies.settings import (
     DelayCompensationSettings,
     DownpourSettings,
@@ -22,8 +22,6 @@ from shoal.strategies.settings import (
 from shoal.tables.consistency import asp, bsp
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
 
@@ -60,16 +58,9 @@ class Downpour(ServerStrategy):
     def period(self, clock: int) -> int:
         return int(self.settings.n_push)
 
-    def begin(
-        self,
-        model: Model,
-        rank: int,
-        clock: int = 0,
-        states: Mapping[str, OptimizerState] | None = None,
-    ) -> Program:
+    def _bind(self, model: Model) -> None:
         import torch
 
-        yield from super().begin(model, rank, clock, states)
         self._accrued = {buffer: torch.zeros_like(each) for buffer, each in model.grads.items()}
         self._ops = TableOps(model, self.options.prefix, self._accrued)
 
@@ -91,7 +82,7 @@ class Downpour(ServerStrategy):
                 pulls=self._ops.pulls if fetches else (),
             )
             self.clock += pushes
-            behind = max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
+            behind = self._behind(outcome)
         for accrued in self._accrued.values() if pushes else ():
             accrued.zero_()
         return StepResult(loss, weight, staleness=behind)
@@ -141,16 +132,9 @@ class DelayCompensated(ServerStrategy):
         self._squares: dict[str, Tensor] = {}
         self._look: TableOps | None = None
 
-    def begin(
-        self,
-        model: Model,
-        rank: int,
-        clock: int = 0,
-        states: Mapping[str, OptimizerState] | None = None,
-    ) -> Program:
+    def _bind(self, model: Model) -> None:
         import torch
 
-        yield from super().begin(model, rank, clock, states)
         self._now = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
         self._look = TableOps(model, self.options.prefix, pulled=self._now)
         for buffer, each in model.values.items():
@@ -165,8 +149,7 @@ class DelayCompensated(ServerStrategy):
                 self._compensate(buffer, gradient, model.values[buffer])
         outcome: Outcome = yield self._exchange(weight)
         self.clock += 1
-        behind = max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
-        return StepResult(loss, weight, staleness=behind)
+        return StepResult(loss, weight, staleness=self._behind(outcome))
 
     def _compensate(self, buffer: str, gradient: Tensor, used: Tensor) -> None:
         """Change a gradient of the parameters `used` to one of those that are there now."""
@@ -215,16 +198,9 @@ class DoubleBuffering(ServerStrategy):
         self._values: dict[str, Tensor] = {}  # the model's, or those of the run before
         self._pulled = False  # whether there are newer parameters
 
-    def begin(
-        self,
-        model: Model,
-        rank: int,
-        clock: int = 0,
-        states: Mapping[str, OptimizerState] | None = None,
-    ) -> Program:
+    def _bind(self, model: Model) -> None:
         import torch
 
-        yield from super().begin(model, rank, clock, states)
         self._ticket = None
         self._sent = {buffer: torch.empty_like(each) for buffer, each in model.grads.items()}
         self._fresh = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}

@@ -17,7 +17,7 @@ from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.errors import InvalidValue
-from shoal.protocol.requests import EnterBarrier, Exchange
+from shoal.protocol.requests import Exchange
 from shoal.strategies.base import (
     Model,
     Program,
@@ -25,7 +25,6 @@ from shoal.strategies.base import (
     Strategy,
     StrategyOptions,
     TableOps,
-    spread_by_tables,
     strategies,
     table_specs,
 )
@@ -87,17 +86,15 @@ class EASGD(Strategy):
         self._moves = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
         self._ops = TableOps(model, self.options.prefix, self._moves, self._centre)
         self._inner.bind(model, model.grads)
-        if rank == 0 and not clock:
-            yield Exchange(self._ops.assigns, assign=True)
-        yield EnterBarrier(f"{self.options.prefix} written")
-        yield Exchange(pulls=self._ops.pulls)
+        yield from self._ops.begin(writes=rank == 0 and not clock)
         for buffer, values in model.values.items():
             values.copy_(self._values.get(buffer, self._centre[buffer]))
         self._values = model.values
 
     def spread(self, model: Model, writes: bool) -> Program:
         """Replace the centre and all workers' parameters by those of the one that `writes`."""
-        yield from spread_by_tables(model, self._ops, self.options.prefix, writes)
+        assert self._ops is not None, "begin comes first"
+        yield from self._ops.spread(writes)
         for buffer, values in model.values.items():
             values.copy_(self._centre[buffer])
 
@@ -123,9 +120,7 @@ class EASGD(Strategy):
     def end(self, model: Model) -> Program:
         """The centre, when all workers have finished: it is what was trained."""
         assert self._ops is not None
-        yield Exchange(advance=True, last=True)
-        yield EnterBarrier(f"{self.options.prefix} done")
-        yield Exchange(pulls=self._ops.pulls)
+        yield from self._ops.end()
         for buffer, values in model.values.items():
             values.copy_(self._centre[buffer])
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.errors import InvalidValue, RoundClosed
 from shoal.protocol.machine import Outcome
-from shoal.protocol.requests import EnterBarrier, Exchange
+from shoal.protocol.requests import Exchange
 from shoal.strategies.base import (
     Model,
     Program,
@@ -27,7 +27,6 @@ from shoal.strategies.base import (
     Strategy,
     StrategyOptions,
     TableOps,
-    spread_by_tables,
     strategies,
     table_specs,
 )
@@ -38,9 +37,10 @@ from shoal.strategies.settings import (
     FedAvgSettings,
     PostLocalSettings,
     StrategySettings,
+    quorum_of,
 )
 from shoal.strategies.worker_optimizer import WorkerOptimizer
-from shoal.tables.consistency import Quorum, bsp
+from shoal.tables.consistency import Consistency, bsp
 from shoal.tables.spec import Access, TableSpec
 
 if TYPE_CHECKING:
@@ -50,16 +50,18 @@ if TYPE_CHECKING:
 class LocalUpdates(Strategy):
     """H local steps, an exchange of displacements, an outer optimizer on the servers.
 
-    Subclasses say which outer optimizer (`outer`), how many local steps (`period`) and who takes
-    part (`takes_part`).
+    Subclasses say which outer optimizer (`outer`), how many local steps (`period`; `tau` if they do
+    not) and who takes part (`takes_part`).
 
-    State: on each worker the inner optimizer's slots and the parameters of the last exchange, in
-    `state_dict`; the outer optimizer's slots are in the tables. A worker that is late for a round
-    is waited for.
+    State: on each worker the inner optimizer's slots, in `state_dict`; the outer optimizer's slots
+    are in the tables, and so are the parameters of the last exchange. A worker that is late for a
+    round is waited for, unless `consistency` has another rule.
     """
 
     in_step: ClassVar[bool] = True
     on_workers: ClassVar[bool] = True
+    Settings: ClassVar[type[StrategySettings]] = AveragingSettings
+    consistency: Consistency = bsp()
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -85,11 +87,10 @@ class LocalUpdates(Strategy):
         return True
 
     def tables(self, model: Model) -> list[TableSpec]:
-        return table_specs(model, self.options, self.consistency(), self.outer())
+        return table_specs(model, self.options, self.consistency, self.outer())
 
-    def consistency(self) -> Any:
-        """When a round closes."""
-        return bsp()
+    def period(self, clock: int) -> int:
+        return int(self.settings.tau)
 
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         import torch
@@ -98,17 +99,15 @@ class LocalUpdates(Strategy):
         self._ops = TableOps(model, self.options.prefix, self._moved)
         self._inner.bind(model, model.grads)
         self.clock = clock
-        if rank == 0 and not clock:
-            yield Exchange(self._ops.assigns, assign=True)
-        yield EnterBarrier(f"{self.options.prefix} written")
-        yield Exchange(pulls=self._ops.pulls)
+        yield from self._ops.begin(writes=rank == 0 and not clock)
         self._before = {buffer: torch.clone(values) for buffer, values in model.values.items()}
         self._weight, self._steps = 0.0, 0
 
     def spread(self, model: Model, writes: bool) -> Program:
         """Replace the parameters of all workers, and the tables', by those of the one that
         `writes`."""
-        yield from spread_by_tables(model, self._ops, self.options.prefix, writes)
+        assert self._ops is not None, "begin comes first"
+        yield from self._ops.spread(writes)
         for buffer, values in model.values.items():
             self._before[buffer].copy_(values)
         self._weight, self._steps = 0.0, 0
@@ -159,9 +158,7 @@ class LocalUpdates(Strategy):
     def end(self, model: Model) -> Program:
         assert self._ops is not None
         yield from self.flush(model)
-        yield Exchange(advance=True, last=True)
-        yield EnterBarrier(f"{self.options.prefix} done")
-        yield Exchange(pulls=self._ops.pulls)
+        yield from self._ops.end()
 
     def state_dict(self) -> dict[str, Any]:
         return self._inner.state_dict()
@@ -186,11 +183,7 @@ class ModelAveraging(LocalUpdates):
 
     name: ClassVar[str] = "model_averaging"
     summary: ClassVar[str] = "averages the workers' parameters every tau steps (BSP)"
-    Settings: ClassVar[type[StrategySettings]] = AveragingSettings
     source: ClassVar[str] = "McDonald et al. 2010, section 4"
-
-    def period(self, clock: int) -> int:
-        return int(self.settings.tau)
 
 
 class LocalSGD(LocalUpdates):
@@ -269,9 +262,6 @@ class BMUF(LocalUpdates):
             raise InvalidValue(f"block_momentum is between 0 and 1, or -1, not {momentum}")
         self.momentum = 1 - 1 / options.workers if momentum < 0 else momentum
 
-    def period(self, clock: int) -> int:
-        return int(self.settings.tau)
-
     def outer(self) -> Access:
         return _momentum_sgd(self.settings.block_lr, self.momentum, self.settings.nesterov)
 
@@ -303,21 +293,12 @@ class DiLoCo(LocalUpdates):
         super().__init__(options)
         of, workers = self.settings, options.workers
         self._async = of.mode == "async"
-        self.quorum = of.quorum or (max(1, workers - 1) if self._async else 0)
-        if self.quorum > workers:
-            raise InvalidValue(f"quorum {of.quorum} is more than the {workers} workers")
-        if of.grace_s and not self.quorum:
-            raise InvalidValue("grace_s is a time after a quorum: give quorum as well")
-
-    def period(self, clock: int) -> int:
-        return int(self.settings.tau)
+        quorum = of.quorum or (max(1, workers - 1) if self._async else 0)
+        self.consistency = bsp(quorum_of(quorum, of.grace_s, workers))
 
     def outer(self) -> Access:
         momentum = self.settings.outer_momentum
         return _momentum_sgd(self.settings.outer_lr, momentum, momentum > 0)
-
-    def consistency(self) -> Any:
-        return bsp(Quorum(self.quorum, self.settings.grace_s) if self.quorum else None)
 
     def _round_for(self, share: float) -> Generator[Any, Any, tuple[int, float]]:
         if not self._async or not share:

@@ -68,7 +68,7 @@ def train_program(
     step, enough = 0, False
     skipped = _Skipped(strategy, clock + passed, rounds)
     for epoch in range(epochs):
-        skipped.begin_epoch()
+        skipped.begin_epoch(epoch)
         for batch in batches.epoch(epoch):
             if skipped.skips():
                 step += 1
@@ -76,7 +76,7 @@ def train_program(
                 result = yield from strategy.step(model, batch)
                 step += 1
                 hooks.stepped(epoch, step, result)
-                skipped.miss(result.missed)
+                skipped.come_to(result.clock)
             if enough := 0 < max_steps <= step:
                 break
         if not enough and skipped.clocks:
@@ -164,13 +164,15 @@ class _Skipped:
         self._own = self._of_clock = 0
         self.clocks = clocks
 
-    def miss(self, rounds: int) -> None:
-        """Leave out so many rounds more, which have closed without this worker."""
-        self.clocks += rounds
+    def come_to(self, clock: int) -> None:
+        """Leave out the batches of rounds that have closed without this worker."""
+        self.clocks = max(self.clocks, clock - self._clock)
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch's batches."""
         self._own = self._of_clock = 0
+        if self._strategy.repeats:  # each batch belongs to a clock
+            self._clock = epoch * (self._rounds + self._strategy.idle_rounds)
 
     def skips(self) -> bool:
         """Whether the next batch is left out."""

@@ -26,8 +26,8 @@ from shoal.strategies.base import (
     strategies,
     table_specs,
 )
-from shoal.strategies.settings import StrategySettings, SyncSettings
-from shoal.tables.consistency import Consistency, Cover, Quorum, asp, bsp, ssp
+from shoal.strategies.settings import StrategySettings, SyncSettings, quorum_of
+from shoal.tables.consistency import Consistency, Cover, asp, bsp, ssp
 from shoal.tables.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -72,25 +72,28 @@ class ServerStrategy(Strategy):
         """Distribute rank 0's parameters, and the optimizer's `states` by buffer if it has any."""
         self._ops, self._asked = TableOps(model, self.options.prefix), None
         self.clock = clock
-        if rank == 0 and not clock and states:
+        writes = rank == 0 and not clock
+        if writes and states:
             yield from self._assign(model, states)
-        elif rank == 0 and not clock:
-            yield Exchange(self._ops.assigns, assign=True)
-        yield EnterBarrier(f"{self.options.prefix} written")
-        yield Exchange(pulls=self._ops.pulls)
+        yield from self._ops.begin(writes and not states)
+        self._bind(model)
+
+    def _bind(self, model: Model) -> None:
+        """Make the buffers that steps need, once the model has its parameters."""
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
-        missed = 0
         try:
             outcome: Outcome = yield self._exchange(weight)
         except RoundClosed:  # others went on without this gradient
             outcome = yield Exchange(pulls=self._ops.pulls if self._ops else ())
-            missed = outcome.clock - self.clock - 1
-        self.clock += 1 + missed
-        behind = max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
-        missed = missed if self.repeats else 0
-        return StepResult(loss, weight, outcome.round_weight, behind, missed)
+        self.clock = outcome.clock
+        at = self.clock + self.options.passed if self.repeats else -1
+        return StepResult(loss, weight, outcome.round_weight, self._behind(outcome), at)
+
+    def _behind(self, outcome: Outcome) -> int:
+        """Clocks by which the slowest worker is behind this one."""
+        return max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
 
     def _exchange(self, weight: float) -> Exchange:
         """A step's exchange; the previous object if it is equal, because that is routed already."""
@@ -156,11 +159,8 @@ class ServerStrategy(Strategy):
             yield buffer, spec, make(spec.access).slots()
 
     def end(self, model: Model) -> Program:
-        """Pull the parameters after all workers have finished, so that all have the same."""
         assert self._ops is not None
-        yield Exchange(advance=True, last=True)  # no other worker waits for this one any more
-        yield EnterBarrier(f"{self.options.prefix} done")
-        yield Exchange(pulls=self._ops.pulls)
+        yield from self._ops.end()
 
 
 STATE_BYTES = 64 << 20  # of a table's rows and slots that one request reads or writes
@@ -185,7 +185,8 @@ class Sync(ServerStrategy):
 
     With `quorum` = k a step takes the gradients of k workers, and of those that push within
     `grace_s` seconds after the k-th (backup workers). A gradient that comes later is dropped, and
-    its worker goes on with the present step. With `merge` "median" or "trimmed_mean" one worker
+    its worker goes on with the present step. Workers without data count in a quorum as well, so it
+    is for even splits. With `merge` "median" or "trimmed_mean" one worker
     with wrong gradients has little influence: g is then taken element by element, without weights.
 
     State: none but the tables. A worker that is late for a step is waited for, or dropped (quorum).
@@ -204,11 +205,7 @@ class Sync(ServerStrategy):
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
         of = self.settings
-        if of.quorum > options.workers:
-            raise InvalidValue(f"quorum {of.quorum} is more than the {options.workers} workers")
-        if of.grace_s and not of.quorum:
-            raise InvalidValue("grace_s is a time after a quorum: give quorum as well")
-        self.consistency = bsp(Quorum(of.quorum, of.grace_s) if of.quorum else None)
+        self.consistency = bsp(quorum_of(of.quorum, of.grace_s, options.workers))
 
     def tables(self, model: Model) -> list[TableSpec]:
         merges = {"merge": self.settings.merge, "trim": self.settings.trim}

@@ -12,6 +12,7 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.registry import unknown
+from shoal.tables.consistency import Quorum
 
 
 class StrategySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,12 +45,30 @@ def settings_of(
         ) from None
 
 
+def quorum_of(quorum: int, grace_s: float, workers: int) -> Quorum | None:
+    """The rule by which rounds close, for a quorum of so many workers; None if all are waited for.
+
+    Raises:
+        InvalidValue: there are fewer workers, or a grace window without a quorum.
+    """
+    if quorum > workers:
+        raise InvalidValue(f"quorum {quorum} is more than the {workers} workers")
+    if grace_s and not quorum:
+        raise InvalidValue("grace_s is a time after a quorum: give quorum as well")
+    return Quorum(quorum, grace_s) if quorum else None
+
+
 # fmt: off
-class SyncSettings(StrategySettings, frozen=True, kw_only=True):
+class QuorumSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of strategies whose rounds may close without some workers."""
+
+    quorum: Annotated[int, setting("workers that are enough for a round; 0: all (with mode async, all but one)", ge=0)] = 0
+    grace_s: Annotated[float, setting("seconds that others still have once a quorum has pushed", ge=0)] = 0.0
+
+
+class SyncSettings(QuorumSettings, frozen=True, kw_only=True):
     """Settings of "sync"."""
 
-    quorum: Annotated[int, setting("workers whose gradients are enough for a step; 0: all", ge=0)] = 0
-    grace_s: Annotated[float, setting("seconds that others still have once a quorum has pushed", ge=0)] = 0.0
     merge: Annotated[Literal["mean", "median", "trimmed_mean"], setting("how gradients are merged; the latter two bear wrong ones")] = "mean"
     trim: Annotated[float, setting("share of the gradients left out at either end, of trimmed_mean", ge=0, lt=0.5)] = 0.0
 
@@ -117,14 +136,12 @@ class BMUFSettings(StrategySettings, frozen=True, kw_only=True):
     nesterov: Annotated[bool, setting("workers start from where the momentum leads (NBM), not from the classic position (CBM)")] = False
 
 
-class DiLoCoSettings(StrategySettings, frozen=True, kw_only=True):
+class DiLoCoSettings(QuorumSettings, frozen=True, kw_only=True):
     """Settings of "diloco"."""
 
     tau: Annotated[int, setting("H: inner steps between two exchanges", ge=1)] = 50
     mode: Annotated[Literal["sync", "async"], setting("async: what comes late for its round goes into the present one")] = "sync"
     outer_lr: Annotated[float, setting("learning rate of the outer optimizer", gt=0)] = 0.7
     outer_momentum: Annotated[float, setting("Nesterov momentum of the outer optimizer; 0: none", ge=0, lt=1)] = 0.9
-    quorum: Annotated[int, setting("workers whose displacements are enough for a round; 0: all, or all but one if async", ge=0)] = 0
-    grace_s: Annotated[float, setting("seconds that others still have once a quorum has pushed", ge=0)] = 0.0
     staleness_power: Annotated[float, setting("p: what comes s rounds late weighs 1 / (1 + s)^p; async", ge=0)] = 0.5
 # fmt: on

@@ -15,7 +15,7 @@ from rich.console import Console
 from shoal import factories as imports
 from shoal.apps.result import RunResult
 from shoal.apps.train.checks import check_inputs, check_job
-from shoal.apps.train.resume import begun_with, join_run, resumed_at, workers_with_state
+from shoal.apps.train.resume import begun_with, join_run, resumed_at
 from shoal.engines.base import Task
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine
@@ -82,7 +82,8 @@ def run_job(
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
-    passed = resumed_at(job.resume, job.resume_at, trust, workers_with_state(job))
+    states = strategies[job.strategy].on_workers
+    passed = resumed_at(job.resume, job.resume_at, trust, states)
     notes = check_inputs(job, data_dirs)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
     folder.write_job(dump_job(job))

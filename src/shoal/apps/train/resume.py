@@ -11,11 +11,10 @@ from pathlib import Path
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.engines.options import FaultTolerantRun, ResumableRun
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost, UsageError
-from shoal.jobs.spec import JobSpec, load_run_job
+from shoal.jobs.spec import load_run_job
 from shoal.jobs.trust import check_run
 from shoal.storage.files import damaged
 from shoal.storage.run_folder import RunFolder
-from shoal.strategies import strategies
 
 log = logging.getLogger("shoal")
 
@@ -70,11 +69,11 @@ def join_run(
         engine.join(tick, spare=spare, given_up=given_up, returning=returning)
 
 
-def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, workers: int = 0) -> int:
+def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bool = False) -> int:
     """The clock of the checkpoint that a run continues from; 0 for a new run.
 
-    trust:    continue from what another user has left, too
-    workers:  whose state files it needs
+    trust:   continue from what another user has left, too
+    states:  whether it needs the state files of the workers of the run before
 
     Raises:
         NotTrusted: another user has left it, or could have changed it
@@ -88,6 +87,7 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, workers: i
     from shoal.storage.checkpoints import Checkpoints
 
     check_run(Path(resume), trust)
+    workers = int(load_run_job(Path(resume)).get("workers", 0)) if states else 0
     return Checkpoints(RunFolder(Path(resume)).checkpoints, workers).choose(resume_at)
 
 
@@ -140,14 +140,6 @@ def without_checkpoint(run: ResumableRun, folder: RunFolder) -> str:
     return (
         f"no checkpoint was written: the run was over before the first was due ({option} {every})"
     )
-
-
-def workers_with_state(job: JobSpec) -> int:
-    """Of how many workers a checkpoint needs the state: of those of the run that a job continues,
-    where the optimizer runs on workers."""
-    if not job.resume or not strategies[job.strategy].on_workers:
-        return 0
-    return int(load_run_job(Path(job.resume)).get("workers", 0))
 
 
 def epochs_of(resume: str) -> int:

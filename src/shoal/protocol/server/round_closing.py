@@ -95,9 +95,10 @@ class RoundCloser:
             of = {number: pushes[number] for number in numbers}
             self._do(self._round(some, of, group, clock, reached), some, out)
         if merged:
+            ruled = self._clocks.of(group).closes is not None
             told = [
                 ({entry.log.incarnation for entry in some}, replica, replica.version)
-                for some, numbers in shards
+                for some, numbers in (shards if ruled else ())
                 for replica in map(self._replicas.__getitem__, numbers)
             ]
             fields = {"clock": clock, "pushes": len(merged), "group": group, "shards": told}

@@ -1,10 +1,12 @@
 """Simulated training takes the time that it is told, and says what went wrong."""
 
+from random import Random
+
 import pytest
 
 from shoal.errors import Refused, RoundClosed
 from shoal.protocol.machine import Outcome
-from shoal.simulation.network import NetworkOptions
+from shoal.simulation.network import Network, NetworkOptions
 from shoal.simulation.training import raising
 from shoal.tables.spec import Access
 from tests.strategies.problems import around, train
@@ -51,3 +53,38 @@ def test_errors_of_requests_are_raised_in_a_program():
     with pytest.raises(StopIteration) as stop:
         running.send(Outcome(clock_min=7))
     assert (stop.value.value, found) == ("done", ["too late", 7])
+
+
+def test_what_a_host_sends_queues_behind_what_it_has_sent():
+    """Three messages of 1000 bytes at 1 kB/s, from one host, and from three to one."""
+    options = NetworkOptions(delay_s=0.0, jitter_s=0.0, host_bandwidth=1000.0)
+    network = Network(options, Random(0))
+    arrivals = [network.send(0.0, "a", target, 1000)[0] for target in ("b", "c", "d")]
+    assert [round(at, 3) for (at,) in arrivals] == [1.0, 2.0, 3.0]
+    arrivals = [network.send(10.0, source, "a", 1000)[0] for source in ("b", "c", "d")]
+    assert [round(at, 3) for (at,) in arrivals] == [11.0, 12.0, 13.0]
+
+
+@pytest.mark.parametrize("name", ["sync", "allreduce"])
+def test_hooks_see_bytes_and_idle_time(name):
+    """A worker of two that takes 0.1 s a batch waits for one that takes 0.3 s."""
+    seen = {}
+
+    class Watch:
+        def __init__(self, client):
+            self.client = client
+
+        def stepped(self, epoch, step, result):
+            client = self.client
+            seen[self] = (client.bytes_sent, client.bytes_received, client.idle_s, client.now)
+
+        def exchanged(self): ...
+
+        def epoch_done(self, epoch, step): ...
+
+    train(name, around(2, 10), batch_s=[0.1, 0.3], watched=Watch)
+    sent, received, idle, ended = zip(*seen.values(), strict=True)
+    assert min(*sent, *received) >= 10 * 3 * 8
+    assert min(idle) < 0.3
+    assert 1.9 < max(idle) < 2.2
+    assert 3.0 < max(ended) < 3.3

@@ -84,6 +84,7 @@ def train(
     network=None,
     max_steps: int = 0,
     size: int = 3,
+    watched=None,
     **settings,
 ) -> list[SimulatedWorker]:
     """Train one worker for each list of batches; settings are the strategy's."""
@@ -108,6 +109,7 @@ def train(
             Repeated(own),
             epochs,
             seconds[rank],
+            watched,
         )
         for rank, own in enumerate(batches)
     ]

@@ -7,9 +7,9 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from shoal.client.all_reduce import reduce_of
 from shoal.client.exchanges import Exchanges, Keys
 from shoal.client.options import PullOptions, PushOptions, PushPullOptions
+from shoal.collective.tensors import reduce_of
 from shoal.node.future import Future
 from shoal.protocol.requests import Exchange
 

@@ -9,14 +9,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
-from shoal.client.all_reduce import reduce_of
 from shoal.client.blocking import Blocking
 from shoal.client.operations import Operations
 from shoal.client.options import ClientOptions
 from shoal.collective.base import AllReduce, Collective
+from shoal.collective.tensors import prepared
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import RequestTimeout, ShoalError
 from shoal.node.driver import Driver
@@ -60,6 +60,7 @@ class Client(Operations):
     Attributes:
         options: how this worker has joined the run.
         blocking: the same operations, waited for.
+        idle_s: seconds that `drive` has waited for the requests of its programs.
         collective: another implementation of allreduce for strategies; None for the ring.
 
     Raises:
@@ -102,11 +103,14 @@ class Client(Operations):
             ),
             process=os.getpid(),
         )
-        machine = CollectiveWorker(session, WorkerOptions(sync_timeout_s=options.sync_timeout_s))
+        self._machine = machine = CollectiveWorker(
+            session, WorkerOptions(sync_timeout_s=options.sync_timeout_s)
+        )
         me = Identity(name, "worker", token=options.token)
         super().__init__(Driver(machine, me, address), options)
         self._tickets: dict[int, Future] = {}  # of programs, which may wait in a later one
         self.collective: Collective | None = None
+        self.idle_s = 0.0
         self.blocking = Blocking(self._driver.run, self._exchanges)
         self._listen(address, name)
         try:
@@ -173,6 +177,16 @@ class Client(Operations):
     def bytes_pulled(self) -> int:
         """Payload bytes received from servers so far."""
         return self._driver.machine.bytes_pulled
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes sent so far, to servers and to other workers."""
+        return self._machine.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload bytes received so far, from servers and from other workers."""
+        return self._machine.bytes_received
 
     @property
     def on_note(self) -> Callable[[Note], None]:
@@ -261,14 +275,14 @@ class Client(Operations):
             except StopIteration as stop:
                 return stop.value  # type: ignore[no-any-return]
             value = error = None
+            asked_at = perf_counter()
             try:
                 match request:
-                    case AllReduce(tensor, mean, prepared):
+                    case AllReduce(tensor, mean):
                         if self.collective is not None:
                             self.collective.all_reduce(tensor, mean)
                         else:
-                            request.request = prepared or reduce_of(tensor, mean)
-                            self._driver.run(request.request).result()
+                            self._driver.run(prepared(request)).result()
                     case Start(DeclareTable(spec)):
                         future = self._driver.ask(DeclareTable(checked(spec)))
                         self._tickets[future.request_id] = future
@@ -289,6 +303,7 @@ class Client(Operations):
                         value = self._run(request)
             except ShoalError as failed:
                 error = failed
+            self.idle_s += perf_counter() - asked_at
 
     def _run(self, request: object) -> Outcome:
         """Ask and wait for the outcome; raises its error."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from shoal.client.sparse.exchanges import keys_of
-from shoal.client.values import Lens, check_values
 from shoal.errors import BadLength, InvalidValue, NotFinite
 from shoal.keys import KeyRange
 from shoal.protocol.requests import Answer, Exchange, PullOp
@@ -20,6 +19,7 @@ from shoal.protocol.views import View
 from shoal.tables.custom.calls import Call, Pairs, What, add_up, elements, read_answer
 from shoal.tables.sparse.distinct import within
 from shoal.tables.spec import TableSpec
+from shoal.tables.values import Lens, check_values
 
 
 class Calls:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from shoal.client.finite import Finite
 from shoal.client.options import After
-from shoal.client.values import Lens, bytes_of, check_values
 from shoal.errors import BufferInUse, InvalidValue
 from shoal.keys import KeyRange
 from shoal.node.future import Finish, Future
@@ -27,6 +26,7 @@ from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.views import View
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.spec import TableSpec
+from shoal.tables.values import Lens, bytes_of, check_values
 
 if TYPE_CHECKING:
     from shoal.client.custom_calls import Calls

@@ -7,7 +7,6 @@ from typing import Unpack
 
 from torch import Tensor
 
-from shoal.client.all_reduce import reduce_of
 from shoal.client.exchanges import Exchanges, Keys, ids_of, watch_buffers
 from shoal.client.options import (
     After,
@@ -18,6 +17,7 @@ from shoal.client.options import (
     PushPullOptions,
 )
 from shoal.client.sparse.scans import scanned
+from shoal.collective.tensors import reduce_of
 from shoal.errors import InvalidValue, NotImportable, Refused
 from shoal.factories import AT_PROMPT, at_prompt
 from shoal.node.driver import Driver

@@ -7,11 +7,11 @@ from typing import NamedTuple, TypedDict
 
 import msgspec
 
-from shoal.client.values import Lens
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.node.future import Future
 from shoal.protocol.views import valid_group
+from shoal.tables.values import Lens
 
 After = Sequence[Future] | Future
 

@@ -67,6 +67,7 @@ class Ring:
         self._left: dict[str, int] = {}  # finished workers, and the first allreduce without them
         self._scratch: list[mmap] = []
         self._greet_at = inf  # when to reconnect to a neighbour
+        self.bytes_sent = self.bytes_received = 0  # of tensors' values
 
     # ------------------------------------------------------------------ events of the machine
 
@@ -124,9 +125,8 @@ class Ring:
             return
         for piece, whole in one.ready():
             self._send(number, one, piece, whole, out)
-        if number in self._missed:
-            del self._missed[number]
-            self._lacking(number, one, out)
+        if self._missed.pop(number, "") is None:
+            self._ask_again(number, one, out)
         self._greet(out)
 
     def _problem(self) -> str:
@@ -190,7 +190,7 @@ class Ring:
                 one.wait_s = min(2 * one.wait_s, PROBE_MAX_S)
                 one.again_at = now + one.wait_s
                 if not one.complete:
-                    self._lacking(number, one, out)
+                    self._ask_again(number, one, out)
                 else:  # whatever it is: the answer says that it was taken
                     self._send(number, one, *one.ready()[0], out)
                 self._greet(out)
@@ -321,9 +321,8 @@ class Ring:
             elif piece in (one.whole if message.whole else one.partial):
                 # It began to arrive before the allreduce was requested, and was dropped.
                 again = ((), (piece,)) if message.whole else ((piece,), ())
-                out.append(
-                    Send(self._neighbours()[0].id, MissingPieces(self._name, number, *again))
-                )
+                missing = MissingPieces(self._name, number, *again)
+                out.append(Send(self._neighbours()[0].id, missing))
             return
         if message.whole:
             self._take_whole(number, one, piece, out)
@@ -337,6 +336,7 @@ class Ring:
         start = self._part_bytes * (payload.landed - 1)
         if piece in one.partial and one.added.get(piece, 0) == start:
             one.added[piece] = start + landed.nbytes
+            self.bytes_received += landed.nbytes
             mine = one.view(piece)[start : start + landed.nbytes]
             one.ask.add(mine, landed)
             if one.ends_here(piece):
@@ -350,6 +350,7 @@ class Ring:
     def _take_whole(self, number: int, one: Sum, piece: int, out: Effects) -> None:
         if piece in one.whole:
             del one.whole[piece]
+            self.bytes_received += one.view(piece).nbytes
             if not one.comes_home(piece):
                 self._send(number, one, piece, True, out)
 
@@ -359,12 +360,12 @@ class Ring:
             view = one.view(piece)
             message = Piece(self._name, number, piece, whole, one.ask.values.nbytes)
             out.append(Send(neighbour, message, (view,)))
+            self.bytes_sent += view.nbytes
 
-    def _lacking(self, number: int, one: Sum, out: Effects) -> None:
+    def _ask_again(self, number: int, one: Sum, out: Effects) -> None:
         partial, whole = tuple(one.partial)[:LISTED_MAX], tuple(one.whole)[:LISTED_MAX]
-        out.append(
-            Send(self._neighbours()[0].id, MissingPieces(self._name, number, partial, whole))
-        )
+        missing = MissingPieces(self._name, number, partial, whole)
+        out.append(Send(self._neighbours()[0].id, missing))
 
     def _look(self, number: int, one: Sum, out: Effects) -> None:
         """Acknowledge, resolve or end an allreduce, as far as it is complete."""
@@ -382,9 +383,8 @@ class Ring:
 
     def _tell(self, out: Effects) -> None:
         """Acknowledge the allreduces up to which all pieces have arrived."""
-        open_ = (number for number, one in self._sums.items() if not one.complete)
-        upto = min(open_, default=self._asked) - 1
-        out.append(Send(self._neighbours()[0].id, SumAck(self._name, upto)))
+        end = min((n for n, one in self._sums.items() if not one.complete), default=self._asked)
+        out.append(Send(self._neighbours()[0].id, SumAck(self._name, end - 1)))
 
     def _resolve(self, one: Sum, out: Effects, error: ShoalError | None = None) -> None:
         if one.request_id:

@@ -30,6 +30,16 @@ class CollectiveWorker(WorkerMachine):
         self.ring = Ring(session, piece_bytes, gathered_bytes)
         self._ring_view = NO_VIEW  # the view that the ring has
 
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes sent so far, to servers and to other workers."""
+        return self.bytes_pushed + self.ring.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload bytes received so far, from servers and from other workers."""
+        return self.bytes_pulled + self.ring.bytes_received
+
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         if isinstance(message, Piece):
             return self.ring.arriving(sender, message, nbytes)

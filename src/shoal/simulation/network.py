@@ -29,6 +29,7 @@ class NetworkOptions(msgspec.Struct, frozen=True):
     stall:              probability that a payload stops half-way, for U(0, stall_s)
     payload_s:          the second half of a payload takes U(0, payload_s) otherwise
     bandwidth:          bytes a second of every link
+    host_bandwidth:     bytes a second that a host sends, and receives, over all links; 0: no limit
     link_bytes:         bytes that a link holds before it drops messages, or holds up their sender
     streams:            whether links are streams
     """
@@ -42,6 +43,7 @@ class NetworkOptions(msgspec.Struct, frozen=True):
     stall_s: float = 1.0
     payload_s: float = 0.0005
     bandwidth: float = 1e9
+    host_bandwidth: float = 0.0
     link_bytes: int = 1 << 22
     streams: bool = False
 
@@ -58,6 +60,8 @@ class Network:
         self._clogged: dict[tuple[NodeId, NodeId], float] = {}
         self._cut: list[tuple[frozenset[NodeId], float]] = []
         self._blackholes: dict[frozenset[NodeId], float] = {}
+        self._sends_until: dict[NodeId, float] = {}  # with a bandwidth of hosts
+        self._receives_until: dict[NodeId, float] = {}
 
     def clog(self, source: NodeId, target: NodeId, until: float) -> None:
         """Delay all messages of one link until `until`."""
@@ -150,10 +154,24 @@ class Network:
     def _travel(self, now: float, link: Link, nbytes: int) -> tuple[float, list[str]]:
         """Return when a message arrives that leaves now, and whether its link is clogged."""
         options = self.options
-        at = now + options.delay_s + self.random.random() * options.jitter_s
+        queued_s = self._queues(now, link, nbytes) if options.host_bandwidth else 0.0
+        at = now + queued_s + options.delay_s + self.random.random() * options.jitter_s
         at += nbytes / options.bandwidth
         clogged = self._clogged.get(link[:2], 0.0)
         return (at + clogged - now, ["clog"]) if clogged > now else (at, [])
+
+    def _queues(self, now: float, link: Link, nbytes: int) -> float:
+        """Return how long a message takes at both hosts, behind what they send and receive.
+
+        The receiver takes it as it comes: two hosts of one bandwidth take no longer than one.
+        """
+        source, target, _ = link
+        takes_s = nbytes / self.options.host_bandwidth
+        begins = max(now, self._sends_until.get(source, 0.0))
+        self._sends_until[source] = begins + takes_s
+        ends = max(begins, self._receives_until.get(target, 0.0)) + takes_s
+        self._receives_until[target] = ends
+        return ends - now
 
     def second_part(self) -> tuple[float, list[str]]:
         """Return the delay of the second part of a payload, and its faults."""

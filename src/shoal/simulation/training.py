@@ -12,6 +12,9 @@ from typing import Any
 
 import msgspec
 
+from shoal.collective.base import AllReduce
+from shoal.collective.tensors import prepared
+from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue, ShoalError
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import SCHEDULER
@@ -20,17 +23,68 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
-from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
+from shoal.protocol.views import View
+from shoal.protocol.worker.machine import WorkerOptions
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Sleep
 from shoal.simulation.world import World
 from shoal.strategies import StepResult, Strategy, train_program
 from shoal.strategies.base import Model, Program
-from shoal.strategies.loop import Batches
+from shoal.strategies.loop import Batches, Hooks
 from shoal.tables.dense.shard import DenseShard
 
 LIMIT_S = 1e6  # of simulated time
 PATIENT = WorkerOptions(sync_timeout_s=LIMIT_S)  # a slow worker is no fault
+
+
+class SimulatedClient:
+    """What `Client` tells of a worker, in a simulated run.
+
+    Attributes:
+        computed_s: seconds that its gradients have taken.
+    """
+
+    def __init__(self, world: World, machine: CollectiveWorker) -> None:
+        self._world = world
+        self._machine = machine
+        self._began_s = 0.0
+        self.computed_s = 0.0
+
+    def begin(self) -> None:
+        """The cluster is complete, and training begins."""
+        self._began_s = self.now
+
+    @property
+    def now(self) -> float:
+        """Simulated seconds since the run began."""
+        return self._world.now
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds that this worker has waited for its requests."""
+        return self.now - self._began_s - self.computed_s
+
+    @property
+    def view(self) -> View:
+        """The present view."""
+        view = self._machine.session.view
+        assert view is not None
+        return view
+
+    @property
+    def clock(self) -> int:
+        """Number of iterations that this worker has finished."""
+        return self._machine.clock
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes sent so far, to servers and to other workers."""
+        return self._machine.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload bytes received so far, from servers and from other workers."""
+        return self._machine.bytes_received
 
 
 class SimulatedWorker(msgspec.Struct):
@@ -43,6 +97,7 @@ class SimulatedWorker(msgspec.Struct):
         epochs: passes over them.
         batch_s: seconds that it takes for the gradient of a batch: a number, or a function of the
             number of batches so far.
+        watched: makes further hooks of its training loop from what its client tells.
 
     Attributes:
         results: of its steps.
@@ -55,6 +110,7 @@ class SimulatedWorker(msgspec.Struct):
     batches: Batches
     epochs: int = 1
     batch_s: float | Callable[[int], float] = 0.0
+    watched: Callable[[SimulatedClient], Hooks] | None = None
     results: list[StepResult] = msgspec.field(default_factory=list)
     times: list[float] = msgspec.field(default_factory=list)
     ended_s: float = -1.0
@@ -66,21 +122,33 @@ def simulate_training(
     seed: int = 0,
     network: NetworkOptions | None = None,
     max_steps: int = 0,
+    replicas: int = 1,
 ) -> World:
     """Train to the end; what came of it is in the workers, and in the world's network.
 
     Args:
         workers: by rank.
-        servers: how many.
+        servers: how many; none are needed by strategies that use none.
         seed: of the network.
         network: its delays and bandwidth.
         max_steps: of each worker; 0 for no limit.
+        replicas: servers that have each row.
 
     Raises:
         ShoalError: a worker's error, or a member has ended with one.
     """
     world = World(seed, network)
-    world.add(SCHEDULER, SchedulerMachine(SchedulerOptions(servers, len(workers))))
+    if not any(worker.strategy.uses_servers for worker in workers):
+        servers, replicas = 0, 1
+    scheduled = SchedulerOptions(
+        servers,
+        len(workers),
+        silence_s=LIMIT_S,  # what waits behind a large payload is no failure
+        silence_most_s=LIMIT_S,
+        alone_s=LIMIT_S,
+        replicas=replicas,
+    )
+    world.add(SCHEDULER, SchedulerMachine(scheduled))
     for rank in range(servers):
         session = Session(f"server-{rank}", "server", rank=rank)
         world.add(session.me, ServerMachine(session, DenseShard))
@@ -90,8 +158,11 @@ def simulate_training(
         rounds = max(sum(1 for _ in worker.batches.epoch(0)) for worker in workers)
     for rank, worker in enumerate(workers):
         session = Session(f"worker-{rank}", "worker", rank=rank)
-        program = _program(world, worker, rank, max_steps, rounds, failed)
-        world.add(session.me, WorkerMachine(session, PATIENT), program)
+        session.announce(f"sim://{session.me}")
+        machine = CollectiveWorker(session, PATIENT)
+        client = SimulatedClient(world, machine)
+        program = _program(client, worker, rank, max_steps, rounds, failed)
+        world.add(session.me, machine, program)
     world.run(until=LIMIT_S)
     for error in (*failed, *(sim.error for sim in world.nodes.values())):
         if error is not None:
@@ -102,20 +173,17 @@ def simulate_training(
 
 
 def _program(
-    world: World,
+    client: SimulatedClient,
     worker: SimulatedWorker,
     rank: int,
     max_steps: int,
     rounds: int,
     failed: list[ShoalError],
 ) -> Program:
-    def stepped(epoch: int, step: int, result: StepResult) -> None:
-        worker.results.append(result)
-        worker.times.append(world.now)
-
-    hooks: Any = _Hooks(stepped)
     yield AwaitView()
-    timed: Any = _Timed(worker)
+    client.begin()
+    hooks = _Recorded(worker, client)
+    timed: Any = _Timed(worker, client)
     training = train_program(
         *(timed, worker.model, worker.batches, worker.epochs, rank, hooks, max_steps),
         rounds=rounds,
@@ -125,26 +193,39 @@ def _program(
     except ShoalError as error:
         failed.append(error)
         return
-    worker.ended_s = world.now
+    worker.ended_s = client.now
     yield FinishWork()
 
 
-class _Hooks:
-    def __init__(self, stepped: Callable[[int, int, StepResult], None]) -> None:
-        self.stepped = stepped
+class _Recorded:
+    """The hooks of a worker's loop, which note the results of its steps, and when they came."""
+
+    def __init__(self, worker: SimulatedWorker, client: SimulatedClient) -> None:
+        self._worker = worker
+        self._client = client
+        self._more = worker.watched(client) if worker.watched else None
+
+    def stepped(self, epoch: int, step: int, result: StepResult) -> None:
+        self._worker.results.append(result)
+        self._worker.times.append(self._client.now)
+        if self._more is not None:
+            self._more.stepped(epoch, step, result)
 
     def exchanged(self) -> None:
-        pass
+        if self._more is not None:
+            self._more.exchanged()
 
     def epoch_done(self, epoch: int, step: int) -> None:
-        pass
+        if self._more is not None:
+            self._more.epoch_done(epoch, step)
 
 
 class _Timed:
     """A worker's strategy, whose steps take the worker's time."""
 
-    def __init__(self, worker: SimulatedWorker) -> None:
+    def __init__(self, worker: SimulatedWorker, client: SimulatedClient) -> None:
         self._worker = worker
+        self._client = client
         self._batches = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -152,14 +233,16 @@ class _Timed:
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         if batch is not None:
-            took = self._worker.batch_s
-            yield Sleep(took(self._batches) if callable(took) else took)
+            batch_s = self._worker.batch_s
+            took = batch_s(self._batches) if callable(batch_s) else batch_s
+            yield Sleep(took)
+            self._client.computed_s += took
             self._batches += 1
         return (yield from self._worker.strategy.step(model, batch))
 
 
 def raising(program: Program) -> Program:
-    """A program in which the errors of its requests are raised, as `Client.drive` does."""
+    """A program whose requests are asked and whose errors are raised, as by `Client.drive`."""
     value: Any = None
     error: ShoalError | None = None
     while True:
@@ -167,6 +250,8 @@ def raising(program: Program) -> Program:
             request = program.throw(error) if error is not None else program.send(value)
         except StopIteration as stop:
             return stop.value
+        if isinstance(request, AllReduce):
+            request = prepared(request)
         value, error = (yield request), None
         if isinstance(value, Outcome):
             error = value.error

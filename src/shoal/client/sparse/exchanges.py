@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client.values import bytes_of, check_values
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.views import View
@@ -19,6 +18,7 @@ from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.optimizers import RowMethod, row_methods
 from shoal.tables.sparse.records import scatter
 from shoal.tables.spec import TableSpec
+from shoal.tables.values import bytes_of, check_values
 
 
 class Batch:

@@ -8,11 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client.values import bytes_of
+from shoal.collective.base import AllReduce
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import Reduce
+from shoal.tables.values import bytes_of
 
 Array = Callable[[memoryview], "np.ndarray | Tensor"]
+
+
+def prepared(asked: AllReduce) -> Reduce:
+    """A strategy's allreduce as the request that sums its tensor, made once.
+
+    Raises:
+        InvalidValue: as `reduce_of` says.
+    """
+    if asked.request is None:
+        asked.request = reduce_of(asked.tensor, asked.mean)
+    request: Reduce = asked.request
+    return request
 
 
 def reduce_of(tensor: Tensor, mean: bool) -> Reduce:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal import ctr, nn, word2vec
+    from shoal.apps.compare.command import compare
     from shoal.apps.train.command import TrainResult, train
     from shoal.client.client import Client
     from shoal.client.connect import connect
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from shoal.pytorch.optimizer import Optimizer
     from shoal.pytorch.saving import load, save
     from shoal.pytorch.table_state import TableState
+    from shoal.reports.comparison import CellRuns, ComparedRuns, load_comparison
+    from shoal.reports.curves import Curves, Point
     from shoal.reports.events import Run, load_run
     from shoal.tables.consistency import Consistency, Cover, Quorum, asp, bsp, ssp
     from shoal.tables.custom.calls import Pairs
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from shoal.tables.spec import Access, TableSpec
 
 _NAMES = {  # by the module that has them
+    "shoal.apps.compare.command": "compare",
     "shoal.apps.train.command": "TrainResult train",
     "shoal.client.client": "Client",
     "shoal.client.connect": "connect",
@@ -51,6 +55,8 @@ _NAMES = {  # by the module that has them
     "shoal.pytorch.optimizer": "Optimizer",
     "shoal.pytorch.saving": "load save",
     "shoal.pytorch.table_state": "TableState",
+    "shoal.reports.comparison": "CellRuns ComparedRuns load_comparison",
+    "shoal.reports.curves": "Curves Point",
     "shoal.reports.events": "Run load_run",
     "shoal.tables.custom.calls": "Pairs",
     "shoal.tables.custom.shard": "handler",
@@ -63,10 +69,13 @@ _MODULES = ("ctr", "nn", "word2vec")
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [
     "Access",
+    "CellRuns",
     "Client",
+    "ComparedRuns",
     "Consistency",
     "Context",
     "Cover",
+    "Curves",
     "FlatParams",
     "Future",
     "Init",
@@ -74,6 +83,7 @@ __all__ = [
     "Lease",
     "Optimizer",
     "Pairs",
+    "Point",
     "Quorum",
     "RowCache",
     "Run",
@@ -85,12 +95,14 @@ __all__ = [
     "asp",
     "bsp",
     "clip_grad_norm_",
+    "compare",
     "connect",
     "ctr",
     "handler",
     "init",
     "leases",
     "load",
+    "load_comparison",
     "load_run",
     "nn",
     "save",

@@ -9,13 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from shoal.apps.train.command import run_job
-from shoal.apps.train.worker import (
-    _Batches,
-    build_model,
-    load_dataset,
-    splits_of,
-    updates_of,
-)
+from shoal.apps.train.setup import load_dataset, set_up
 from shoal.data.catalogue import find_source
 from shoal.jobs.spec import from_mapping
 from shoal.pytorch.model import LossModel
@@ -120,14 +114,10 @@ def job_of(tmp_path, **options):
 
 def simulate_job(job):
     dataset = load_dataset(job, [])
-    splits = splits_of(job, dataset)
-    kind = strategies[job.strategy]
     workers = []
-    for rank, split in enumerate(splits):
-        learner = LossModel(build_model(job, dataset), transform=dataset.transform)
-        strategy = kind(job.strategy_options(updates_of(job, splits, kind), rank))
-        batches = _Batches(job, dataset, split, rank)
-        workers.append(SimulatedWorker(strategy, learner, batches, job.epochs))
+    for rank in range(job.workers):
+        begun = set_up(job, dataset, rank)
+        workers.append(SimulatedWorker(begun.strategy, begun.model, begun.batches, job.epochs))
     simulate_training(workers, job.servers)
     return workers
 

@@ -19,6 +19,8 @@ from shoal.storage.files import FULL
 F = TypeVar("F", bound=Callable[..., Any])
 
 SECTIONS = [  # of --help, in this order
+    "Comparison",
+    "Simulated time",
     "Faults",
     "Data",
     "Model",
@@ -95,7 +97,8 @@ class Shoal(click.Group):
             click.echo(f"no space left for {file}: make room, or use another --out", err=True)
             ctx.exit(EXIT_FAILED)
         except KeyboardInterrupt as interrupt:
-            Console(stderr=True).print(": ".join(["interrupted", *map(str, interrupt.args)]))
+            said = ": ".join(["interrupted", *map(str, interrupt.args)])
+            Console(stderr=True, highlight=False, soft_wrap=True).print(said, markup=False)
             ctx.exit(EXIT_TERMINATED if isinstance(interrupt, _Terminated) else EXIT_INTERRUPTED)
 
 
@@ -171,12 +174,14 @@ def options_of(
     schema: type[msgspec.Struct],
     leave_out: Sequence[str] = (),
     required: Sequence[str] = (),
+    lists: Sequence[str] = (),
     **usual: Any,
 ) -> Callable[[F], F]:
     """An option for each field of a schema that has a help text, in the schema's order.
 
     leave_out:  fields without an option
     required:   fields whose option has to be given
+    lists:      fields whose option may have several values, with commas between them
     usual:      defaults of this command, where they are not the schema's
     """
     hints = get_type_hints(schema, include_extras=True)
@@ -202,7 +207,7 @@ def options_of(
                 *FLAGS.get(field.name, (f"--{field.name.replace('_', '-')}", field.name)),
                 section=meta.extra["section"],
                 **settings,
-                **_click_type(kind),
+                **_click_type(kind, field.name in lists),
             )(command)
         return command
 
@@ -216,8 +221,10 @@ FLAGS = {  # each of these may be repeated
 }
 
 
-def _click_type(kind: Any) -> dict[str, Any]:
-    """How click reads a value; its bounds are the schema's to check."""
+def _click_type(kind: Any, several: bool = False) -> dict[str, Any]:
+    """How click reads a value, or several; its bounds are the schema's to check."""
+    if several:
+        return {"type": str, "metavar": "VALUE,..."}
     if kind is bool:
         return {"is_flag": True}
     if get_origin(kind) is Literal:
@@ -259,6 +266,7 @@ def ended_by_signals() -> Any:
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        raise type(interrupt)("every process of the run has been ended") from None
+        said = ("every process of the run has been ended", *map(str, interrupt.args))
+        raise type(interrupt)("; ".join(said)) from None
     finally:
         signal.signal(signal.SIGTERM, before)

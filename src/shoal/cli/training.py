@@ -124,7 +124,8 @@ def job_values(job: str | None, flags: Mapping[str, Any], trust: bool = False) -
     asked = {name: v for name, v in flags.items() if name in JobSpec.__struct_fields__}
     for field, flag in (("optimizer_options", "--optimizer-option"), ("set", "--set")):
         if field in flags:
-            asked[field] = _pairs(flags[field], flag)
+            pairs = pairs_of(flags[field], flag)
+            asked[field] = {name: value_of(text) for name, text in pairs.items()}
     if job and not job.endswith(".toml"):
         asked = {"data": job, **asked}
     file = load_job(Path(job)) if job and job.endswith(".toml") else {}
@@ -165,14 +166,20 @@ Next:
     )
 
 
-def _pairs(given: tuple[str, ...], flag: str) -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
+def pairs_of(given: tuple[str, ...], flag: str) -> dict[str, str]:
+    """The NAME=VALUE that a flag was given, by name."""
+    pairs: dict[str, str] = {}
     for each in given:
         name, found, value = each.partition("=")
         if not found:
             raise click.BadParameter(f"{each!r} is not NAME=VALUE", param_hint=flag)
-        try:
-            pairs[name] = json.loads(value)
-        except ValueError:
-            pairs[name] = value
+        pairs[name] = value
     return pairs
+
+
+def value_of(text: str) -> Any:
+    """A value as JSON has it; any other text is a string."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -9,6 +9,7 @@ of its own as well.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -22,7 +23,9 @@ from shoal.storage.run_folder import RunFolder
 
 NETWORK = "10.77.0"
 PORT = 4000
-SLOW = ("rate", "1mbit", "burst", "16kb", "latency", "500ms")
+SLOW_MBIT = 1.0
+BURST_S, BURST_BYTES = 0.004, 16_000  # tc's timer, and the least that a frame needs
+QUEUE_MS = 500
 NAMESPACES = Path("/run/netns")
 
 
@@ -39,10 +42,7 @@ class Hosts:
         self._hub = f"{self._prefix}-hub"
 
     def __enter__(self) -> Hosts:
-        missing = [each for each in ("ip", "tc") if shutil.which(each) is None]
-        if missing or os.geteuid() != 0:
-            what = f"{' and '.join(missing)} (package iproute2)" if missing else "to be root"
-            raise InvalidValue(f"faults in links need {what}")
+        check_hosts("faults in links")
         try:
             _do("ip", "netns", "add", self._hub)
             self._ip(self._hub, "link", "add", "br0", "type", "bridge")
@@ -71,10 +71,12 @@ class Hosts:
         """Cut a host's link; no connection is closed."""
         self._ip(self._hub, "link", "set", self._port(name), "down")
 
-    def slow(self, name: str) -> None:
-        """Slow a host's link down in both directions."""
+    def slow(self, name: str, mbit: float = SLOW_MBIT) -> None:
+        """Slow a host's link down to a rate in Mbit/s, in each direction."""
+        burst = max(BURST_BYTES, round(mbit * 1e6 / 8 * BURST_S))
+        rate = ("rate", f"{round(mbit * 1e6)}bit", "burst", f"{burst}", "latency", f"{QUEUE_MS}ms")
         for namespace, device in self._ends(name):
-            _do("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *SLOW)
+            _do("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", *rate)
 
     def mend(self, name: str) -> None:
         """Undo `cut` and `slow`."""
@@ -112,12 +114,25 @@ class Hosts:
                 _try("ip", "netns", "delete", namespace)
 
 
+def check_hosts(what: str) -> None:
+    """Refuse what needs hosts where there can be none.
+
+    Raises:
+        InvalidValue: `ip` or `tc` is missing, or the user is not root
+    """
+    missing = [each for each in ("ip", "tc") if shutil.which(each) is None]
+    if missing or os.geteuid() != 0:
+        needed = f"{' and '.join(missing)} (package iproute2)" if missing else "to be root"
+        raise InvalidValue(f"{what} need {needed}")
+
+
 class HostsEngine(LocalEngine):
     """Starts each process in a network namespace of its own."""
 
     def __init__(self, folder: RunFolder, hosts: Hosts) -> None:
         super().__init__(folder)
         self._hosts = hosts
+        self.token = secrets.token_urlsafe(24)  # whoever is root can come to these addresses
 
     def address(self, name: str) -> str:
         return self._hosts.address(name)

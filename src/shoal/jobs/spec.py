@@ -136,8 +136,10 @@ def converted(values: dict[str, Any], schema: type[T]) -> T:
         raise InvalidValue(_readable(str(error))) from None
 
 
-def load_job(path: Path) -> dict[str, Any]:
+def load_job(path: Path, what: str = "job file") -> dict[str, Any]:
     """The values in a job file that a person wrote, or that a run has left.
+
+    what: other files are read in the same way, and this says in errors what they are
 
     Raises:
         InvalidValue: there is none, or it is not TOML
@@ -145,11 +147,11 @@ def load_job(path: Path) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > JOB_BYTES_MAX:
-            raise InvalidValue(f"{path} is no job file: it has more than {JOB_BYTES_MAX} bytes")
+            raise InvalidValue(f"{path} is no {what}: it has more than {JOB_BYTES_MAX} bytes")
         with path.open("rb") as file:
             values = tomllib.load(file)
     except OSError as error:
-        raise InvalidValue(f"no job file at {path}: {error.strerror}") from None
+        raise InvalidValue(f"no {what} at {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"{path} is not TOML: {error}") from None
     check_format(path, values.pop(FORMAT_KEY, FORMAT))

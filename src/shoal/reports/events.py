@@ -20,8 +20,11 @@ from shoal.storage.files import FORMAT_KEY, check_format, damaged, unreadable
 from shoal.storage.run_folder import RunFolder
 
 Table = dict[str, list[Any]]  # column -> values
-STEP_COLUMNS = ("t", "epoch", "step", "loss", "samples", "staleness")
-EVAL_COLUMNS = ("t", "epoch", "step", "accuracy", "loss")
+STEP_COLUMNS = (
+    *("t", "epoch", "step", "loss", "samples", "staleness"),
+    *("idle_s", "bytes_sent", "bytes_received"),
+)
+EVAL_COLUMNS = ("t", "epoch", "step", "accuracy", "loss", "seconds")
 THRESHOLDS = (0.5, 0.8, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99)
 
 
@@ -32,8 +35,10 @@ class Run:
     Attributes:
         path: the run's folder.
         summary: the figures of `summary.json`; empty for a run that has not ended.
-        steps: by rank, a table of columns t (seconds), epoch, step, loss, samples, staleness.
-        evals: by rank, a table of columns t (seconds), epoch, step, accuracy, loss.
+        steps: by rank, a table of columns t (seconds), epoch, step, loss, samples, staleness,
+            and, so far, idle_s (seconds that the worker has waited), bytes_sent, bytes_received.
+        evals: by rank, a table of columns t (seconds), epoch, step, accuracy, loss, seconds (that
+            the evaluation took).
         events: every event, in the order of writing.
 
     Example:

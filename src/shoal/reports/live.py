@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -136,10 +136,11 @@ def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[flo
         "test loss": f"{summary['loss']:.4f}",
         "samples/s": f"{summary['samples_per_s']:,.0f}",
         "wall time": f"{summary['wall_s']:.1f} s",
-        "pushed": _bytes(summary["bytes_pushed"]),
-        "pulled": _bytes(summary["bytes_pulled"]),
+        "pushed": decimal_bytes(summary["bytes_pushed"]),
+        "pulled": decimal_bytes(summary["bytes_pulled"]),
         "staleness": f"{summary['staleness']:.2f} clocks on average",
         "run": summary["run_dir"],
+        "figures": f"shoal report {summary['run_dir']}",
     }
     if summary.get("differs"):
         rows["replicas differed"] = f"{summary['differs']} times; events.jsonl has where"
@@ -154,7 +155,33 @@ def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[flo
     console.print(table)
 
 
-def _bytes(count: float) -> str:
+def show_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The table of a comparison."""
+    table = Table(box=None, padding=(0, 2), header_style="bold")
+    table.add_column("cell", no_wrap=True, overflow="fold")
+    reached = f"to {rows[0]['threshold']:.1%}" if rows else "time to"
+    for title in ("accuracy", reached, "training", "bytes", "idle", "stale"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        spread = "" if row["accuracy_sd"] is None else f" ± {row['accuracy_sd']:.2%}"
+        table.add_row(
+            row["cell"],
+            "" if row["accuracy"] is None else f"{row['accuracy']:.2%}{spread}",
+            "" if row["time_to"] is None else f"{row['time_to']:.2f} s",
+            f"{row['seconds']:.2f} s",
+            decimal_bytes(row["bytes"]),
+            "" if row["idle"] is None else f"{row['idle']:.0%}",
+            "" if row["staleness"] is None else f"{row['staleness']:.2f}",
+        )
+    console.print(table)
+
+
+def decimal_bytes(count: float) -> str:
+    """Bytes in units of 1000.
+
+    >>> decimal_bytes(12), decimal_bytes(12_345)
+    ('12 B', '12.3 kB')
+    """
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"

@@ -48,16 +48,21 @@ class SimulatedClient:
         self._world = world
         self._machine = machine
         self._began_s = 0.0
+        self._ended_s: float | None = None
         self.computed_s = 0.0
 
     def begin(self) -> None:
         """The cluster is complete, and training begins."""
         self._began_s = self.now
 
+    def end(self) -> None:
+        """The worker has its final parameters: its time stops."""
+        self._ended_s = self.now
+
     @property
     def now(self) -> float:
         """Simulated seconds since the run began."""
-        return self._world.now
+        return self._world.now if self._ended_s is None else self._ended_s
 
     @property
     def idle_s(self) -> float:
@@ -75,6 +80,16 @@ class SimulatedClient:
     def clock(self) -> int:
         """Number of iterations that this worker has finished."""
         return self._machine.clock
+
+    @property
+    def bytes_pushed(self) -> int:
+        """Payload bytes sent to servers so far, without resends."""
+        return self._machine.bytes_pushed
+
+    @property
+    def bytes_pulled(self) -> int:
+        """Payload bytes received from servers so far."""
+        return self._machine.bytes_pulled
 
     @property
     def bytes_sent(self) -> int:
@@ -103,6 +118,7 @@ class SimulatedWorker(msgspec.Struct):
         results: of its steps.
         times: when each of them ended, in seconds.
         ended_s: when it had its final parameters.
+        steps: that its loop has counted.
     """
 
     strategy: Strategy
@@ -114,6 +130,7 @@ class SimulatedWorker(msgspec.Struct):
     results: list[StepResult] = msgspec.field(default_factory=list)
     times: list[float] = msgspec.field(default_factory=list)
     ended_s: float = -1.0
+    steps: int = 0
 
 
 def simulate_training(
@@ -189,10 +206,11 @@ def _program(
         rounds=rounds,
     )
     try:
-        yield from raising(training)
+        worker.steps = yield from raising(training)
     except ShoalError as error:
         failed.append(error)
         return
+    client.end()
     worker.ended_s = client.now
     yield FinishWork()
 

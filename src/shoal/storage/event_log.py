@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,6 +39,7 @@ class _OfWorker(Event):
 
 class _Begin(Event):
     batches: Count
+    weights: str = ""
 
 
 class _Step(_OfWorker):
@@ -46,6 +48,9 @@ class _Step(_OfWorker):
     loss: Figure
     samples: Count
     staleness: Figure = 0.0
+    idle_s: float = 0.0
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
 
 
 class _Eval(_OfWorker):
@@ -53,6 +58,7 @@ class _Eval(_OfWorker):
     step: Count
     accuracy: float
     loss: Figure
+    seconds: float = 0.0
 
 
 class _Named(Event):
@@ -142,12 +148,16 @@ class EventLog:
     """Appends events of one node.
 
     started_at: the run's beginning (`time.time()`); events carry seconds since then as `t`
+    now:        the clock, such as a simulated run's
     """
 
-    def __init__(self, path: Path, node: str, started_at: float) -> None:
+    def __init__(
+        self, path: Path, node: str, started_at: float, now: Callable[[], float] = time.time
+    ) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._node = node
         self._started_at = started_at
+        self._now = now
         self._lost = 0  # lines that could not be written
         self._torn = False  # the last one is not whole
 
@@ -168,7 +178,7 @@ class EventLog:
 
     def elapsed(self) -> float:
         """Seconds since the run began."""
-        return time.time() - self._started_at
+        return self._now() - self._started_at
 
     def close(self) -> None:
         if self._file >= 0:

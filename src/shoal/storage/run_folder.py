@@ -62,29 +62,11 @@ class RunFolder:
     @classmethod
     def create(cls, parent: Path, title: str) -> RunFolder:
         """A fresh folder named by title and time, which only its owner may enter."""
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", title) or "run"
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        for attempt in range(1000):
-            path = parent / (f"{name}-{stamp}" + (f"-{attempt}" if attempt else ""))
-            try:
-                make_folder(parent, PRIVATE)
-                path.mkdir(PRIVATE)
-                flush(parent)
-            except FileExistsError:
-                if parent.is_dir():
-                    continue
-                raise InvalidValue(f"{parent} is not a folder; name another with --out") from None
-            except OSError as error:
-                raise InvalidValue(
-                    f"no run folder can be made in {parent.absolute()}: {error.strerror}; name "
-                    "another with --out"
-                ) from None
-            (path / "logs").mkdir()
-            folder = cls(path)
-            header = {"t": 0.0, "kind": "format", "node": "", FORMAT_KEY: FORMAT}
-            write_whole(folder.events, json.dumps(header) + "\n")
-            return folder
-        raise FileExistsError(f"no free run folder beside {path}")
+        folder = cls(stamped_folder(parent, title))
+        (folder.path / "logs").mkdir()
+        header = {"t": 0.0, "kind": "format", "node": "", FORMAT_KEY: FORMAT}
+        write_whole(folder.events, json.dumps(header) + "\n")
+        return folder
 
     def write_job(self, toml: str) -> None:
         write_whole(self.job, f"{FORMAT_KEY} = {FORMAT}\n{toml}")
@@ -159,6 +141,33 @@ class RunFolder:
 
     def error(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.error"
+
+
+def stamped_folder(parent: Path, title: str) -> Path:
+    """A fresh folder named by title and time, which only its owner may enter.
+
+    Raises:
+        InvalidValue: it cannot be made there
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", title) or "run"
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for attempt in range(1000):
+        path = parent / (f"{name}-{stamp}" + (f"-{attempt}" if attempt else ""))
+        try:
+            make_folder(parent, PRIVATE)
+            path.mkdir(PRIVATE)
+            flush(parent)
+        except FileExistsError:
+            if parent.is_dir():
+                continue
+            raise InvalidValue(f"{parent} is not a folder; name another with --out") from None
+        except OSError as error:
+            raise InvalidValue(
+                f"no run folder can be made in {parent.absolute()}: {error.strerror}; name "
+                "another with --out"
+            ) from None
+        return path
+    raise FileExistsError(f"no free run folder beside {path}")
 
 
 def folder_of(clock: int) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from shoal.apps.chaos.write_log import WriteLog
 from shoal.apps.train import worker as training
+from shoal.apps.train.progress import Progress
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.roles import configure_log
@@ -36,7 +37,7 @@ class LoggedWrites:
     """
 
     def __init__(
-        self, client: Client, hooks: training.Progress, folder: Path, seconds: float, steps: int
+        self, client: Client, hooks: Progress, folder: Path, seconds: float, steps: int
     ) -> None:
         self._hooks = hooks
         self._steps = steps
@@ -67,7 +68,7 @@ def run_worker(write_log: str, seconds: float, **arguments: Any) -> None:
     seconds:  the job lasts so long, at least
     """
 
-    def logged(client: Client, hooks: training.Progress, steps: int) -> LoggedWrites:
+    def logged(client: Client, hooks: Progress, steps: int) -> LoggedWrites:
         return LoggedWrites(client, hooks, Path(write_log), seconds, steps)
 
     training.run_worker(**arguments, watched=logged)

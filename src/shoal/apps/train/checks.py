@@ -74,7 +74,7 @@ def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
         DataMissing, DataCorrupt: the data set, or the file of initial weights
         NotImportable: a function that is not there
     """
-    from shoal.apps.train.worker import load_dataset, splits_of, untrained_model
+    from shoal.apps.train.setup import load_dataset, splits_of, untrained_model
     from shoal.tables.methods import method_of
     from shoal.tables.spec import Access, TableSpec
 

@@ -68,12 +68,14 @@ def run_job(
     console: Console | None = None,
     started_at: float | None = None,
     trust: bool = False,
+    engine_of: Callable[[RunFolder], LocalEngine] = LocalEngine,
 ) -> dict[str, Any]:
     """Run a job here and return its summary.
 
     console:    shows progress, if it is given
     started_at: `time.time()` when the command began, for honest wall times
     trust:      continue from what another user has left, too
+    engine_of:  starts the processes, in the run's folder
 
     Raises:
         NotTrusted: another user has left the run that it continues
@@ -87,7 +89,7 @@ def run_job(
     notes = check_inputs(job, data_dirs)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
     folder.write_job(dump_job(job))
-    with LocalEngine(folder) as engine:
+    with engine_of(folder) as engine:
         for task in tasks_of(job, engine, data_dirs, started_at, passed=passed):
             engine.start(task)
         live = Live(console, folder.events, job.workers, job.epochs) if console else None
@@ -248,7 +250,7 @@ def train(
 
 def trained_model(job: JobSpec, summary: dict[str, Any], data_dirs: Sequence[Path]) -> nn.Module:
     """The module with the parameters that a run ended with."""
-    from shoal.apps.train.worker import load_dataset, load_weights, untrained_model
+    from shoal.apps.train.setup import load_dataset, load_weights, untrained_model
 
     module = untrained_model(job, load_dataset(job, list(data_dirs)))
     load_weights(module, RunFolder(Path(summary["run_dir"])).model)

@@ -1,0 +1,215 @@
+"""`shoal compare`: the runs of a grid of jobs, which can be continued, and their report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from shoal import factories
+from shoal.apps.compare.runs import (
+    check_limited,
+    measured,
+    on_processes,
+    run_of,
+    simulated,
+)
+from shoal.apps.train.checks import check_inputs, check_job
+from shoal.data.places import search_path
+from shoal.errors import InvalidValue
+from shoal.jobs.comparison import Comparison, comparison_from, dump_comparison
+from shoal.jobs.simulated_time import check_simulated
+from shoal.jobs.spec import JobSpec
+from shoal.reports.comparison import ComparedRuns, load_comparison, read_comparison
+from shoal.reports.live import progress_console, show_comparison
+from shoal.reports.page import page_of_comparison
+from shoal.storage.comparison_folder import ComparisonFolder
+
+
+def begin_comparison(
+    comparison: Comparison, data_dirs: Sequence[Path], out: Path, title: str
+) -> ComparisonFolder:
+    """Check every cell, measure what simulated time goes by, and make the comparison's folder.
+
+    Raises:
+        ShoalError: what is wrong with one of the cells; nothing is left then
+    """
+    cells = comparison.cells()
+    seen: list[JobSpec] = []
+    for cell in cells:
+        job = cell.job(comparison.seeds_of()[0], str(out))
+        check_job(job)
+        if comparison.simulated:
+            check_simulated(job, comparison.simulation)
+        elif cell.bandwidth:
+            check_limited(job)
+        inputs = msgspec.structs.replace(
+            job, strategy="sync", staleness=0, apply_at="arrival", set={}
+        )
+        if inputs not in seen:
+            seen.append(inputs)
+            check_inputs(job, data_dirs)
+    if comparison.simulated and not comparison.simulation.batch_s:
+        comparison = msgspec.structs.replace(comparison, measured=measured(cells, data_dirs))
+    folder = ComparisonFolder.create(out, title)
+    folder.write_comparison(dump_comparison(comparison))
+    folder.write_cells([(cell.name, cell.folder, dict(cell.values)) for cell in cells])
+    return folder
+
+
+def run_comparison(
+    folder: ComparisonFolder,
+    comparison: Comparison,
+    data_dirs: Sequence[Path],
+    console: Console,
+    jobs: int = 0,
+    trust: bool = False,
+) -> dict[str, str]:
+    """Run what has not come to its end. Returns the errors of runs that failed, by name.
+
+    Args:
+        folder: the comparison's.
+        comparison: as the folder has it.
+        data_dirs: folders to search for data sets.
+        console: shows progress.
+        jobs: simulated runs at a time; 0: as many as there are cores.
+        trust: as for `run_job`.
+
+    Raises:
+        KeyboardInterrupt: the text says how to go on.
+    """
+    runs = [
+        run_of(comparison, folder, cell, seed)
+        for seed in comparison.seeds_of()
+        for cell in comparison.cells()
+    ]
+    left = [run for run in runs if folder.ended(run.cell.folder, run.seed) is None]
+    running = (
+        simulated(left, data_dirs, jobs or os.cpu_count() or 1)
+        if comparison.simulated
+        else on_processes(left, data_dirs, trust)
+    )
+    failed = {}
+    with _bar(console) as bar:
+        shown = bar.add_task("comparing", total=len(runs), completed=len(runs) - len(left), run="")
+        try:
+            for name, error in running:
+                if error:
+                    failed[name] = error
+                bar.update(shown, advance=1, run=name)
+        except KeyboardInterrupt as interrupt:
+            hint = f"go on with: shoal compare --resume {folder.path}"
+            raise type(interrupt)(hint) from None
+    return failed
+
+
+def finish_comparison(
+    folder: ComparisonFolder, failed: Mapping[str, str], console: Console | None
+) -> dict[str, Any]:
+    """Write the report of what has ended; returns its table, and shows it on a console."""
+    compared = load_comparison(folder.path)
+    page_of_comparison(compared).write(folder.report)
+    table = compared.table()
+    if console is not None:
+        show_comparison(console, table)
+        for name, error in failed.items():
+            console.print(f"[bold red]failed[/] {name}: {error}", highlight=False)
+        if failed:
+            console.print(f"try these again: shoal compare --resume {folder.path}", soft_wrap=True)
+        console.print(f"report  {folder.report}", soft_wrap=True, highlight=False)
+    return {
+        "comparison": str(folder.path),
+        "report": str(folder.report),
+        "table": table,
+        "failed": dict(failed),
+    }
+
+
+def compare(
+    *,
+    data: Callable[..., Any] | str = "digits",
+    model: Callable[..., Any] | str | Sequence[Any] = "",
+    data_dirs: Sequence[str | Path] = (),
+    out: str | Path = "shoal-runs",
+    title: str = "",
+    jobs: int = 0,
+    trust: bool = False,
+    progress: bool | None = None,
+    **options: Any,
+) -> ComparedRuns:
+    """Train with every combination of some options, and draw a report.
+
+    A list of values is an axis. An axis that a strategy does not have is left out for it. All runs
+    of a seed begin with the same weights. The report is `report.html` in the comparison's folder.
+
+    Args:
+        data: a data set's name, or a function, as `shoal.train` takes it.
+        model: models' names or functions, as `shoal.train` takes them.
+        data_dirs: folders to search for named data sets.
+        out: where the comparison's folder is made.
+        title: its name.
+        jobs: simulated runs at a time; 0: as many as there are cores.
+        trust: as for `shoal.train`.
+        progress: show a bar; None: on a terminal and in a notebook.
+        options: fields of a job, such as strategy, workers, epochs, lr, and `set` with the
+            strategies' settings; `seeds`; `bandwidth` (Mbit/s); `simulated`, with `batch_s`,
+            `pace`, `turn`, `jitter` and `latency_ms`; `strategies`: by strategy, fields of its
+            cells only.
+
+    Returns:
+        The comparison's records; its `table` has a row for each combination.
+
+    Raises:
+        InvalidValue: a value out of its range, an axis that no strategy has, or a run that failed.
+        UnknownName: an unknown option, axis, model, data set or strategy.
+        DataMissing: the data set is in none of the folders.
+        NotImportable: a function that other processes cannot import.
+
+    Example:
+        >>> found = shoal.compare(  # doctest: +SKIP
+        ...     data="digits", strategy=["sync", "easgd"], set={"tau": [4, 16]}, seeds=3
+        ... )
+        >>> [(row["cell"], row["accuracy"]) for row in found.table()]  # doctest: +SKIP
+    """
+    factories.refuse_while_importing("shoal.compare()")
+    models = [model] if callable(model) or isinstance(model, str) else list(model)
+    named = [each if isinstance(each, str) else factories.name_of(each) for each in models]
+    values = {name: value for name, value in options.items() if value is not None}
+    values["data"] = data if isinstance(data, str) else factories.name_of(data)
+    if named != [""]:
+        values["model"] = named
+    wanted = comparison_from({}, values)
+    folders = search_path(None, {})
+    folders = [*(Path(each).absolute() for each in data_dirs), *folders]
+    folder = begin_comparison(wanted, folders, Path(out), title or title_of(wanted))
+    console = progress_console(progress)
+    failed = run_comparison(folder, read_comparison(folder), folders, console, jobs, trust)
+    finish_comparison(folder, failed, None)
+    if failed:
+        raise InvalidValue(
+            "; ".join(f"{name}: {error}" for name, error in failed.items())
+            + f"; go on with: shoal compare --resume {folder.path}"
+        )
+    return load_comparison(folder.path)
+
+
+def title_of(comparison: Comparison) -> str:
+    """The name of a comparison's folder."""
+    data = Path(str(comparison.job.get("data", "digits"))).name.partition(".")[0]
+    return f"compare-{data}"
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[run]}"),
+        console=console,
+    )

@@ -1,0 +1,159 @@
+"""The runs of a comparison: one after the other on real processes, or several in the simulator."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from shoal.apps.train.command import run_job
+from shoal.apps.train.simulated import measured_batch_s, simulate_job
+from shoal.engines.hosts import Hosts, HostsEngine, check_hosts
+from shoal.engines.local import LocalEngine
+from shoal.errors import InvalidValue, ShoalError
+from shoal.jobs.comparison import Cell, Comparison
+from shoal.jobs.simulated_time import SimulatedTime
+from shoal.jobs.spec import JobSpec
+from shoal.storage.comparison_folder import ComparisonFolder
+from shoal.storage.run_folder import RunFolder
+from shoal.strategies import strategies
+
+TITLE = "run"  # of a cell's run, in a folder that says which cell's
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """One run of a comparison."""
+
+    cell: Cell
+    seed: int
+    job: JobSpec
+    simulation: SimulatedTime
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name}, seed {self.seed}"
+
+
+def run_of(comparison: Comparison, folder: ComparisonFolder, cell: Cell, seed: int) -> CellRun:
+    job = cell.job(seed, str(folder.runs(cell.folder, seed)))
+    job = msgspec.structs.replace(job, title=TITLE)
+    simulation = comparison.simulation
+    if comparison.simulated and not simulation.batch_s:
+        batch_s = comparison.measured.get(_key(job))
+        if batch_s is None:
+            raise InvalidValue(f"{folder.comparison} has no seconds a batch of {_key(job)!r}")
+        simulation = msgspec.structs.replace(simulation, batch_s=batch_s)
+    return CellRun(cell, seed, job, simulation)
+
+
+# ---------------------------------------------------------------------------- real processes
+
+
+def on_processes(
+    runs: Sequence[CellRun], data_dirs: Sequence[Path], trust: bool
+) -> Iterator[tuple[str, str]]:
+    """Run one after the other; yields each one's name, and its error."""
+    for run in runs:
+        error = ""
+        try:
+            with ExitStack() as stack:
+                engine_of: Any = LocalEngine
+                if run.cell.bandwidth:
+                    engine_of = _limited(stack, run)
+                run_job(run.job, data_dirs, trust=trust, engine_of=engine_of)
+        except ShoalError as failed:
+            error = failed.message
+        yield run.name, error
+
+
+def _limited(stack: ExitStack, run: CellRun) -> Any:
+    """Makes the engine of hosts whose links have the cell's bandwidth."""
+    servers = run.job.servers if strategies[run.job.strategy].uses_servers else 0
+    names = [
+        "scheduler",
+        *(f"server-{rank}" for rank in range(servers)),
+        *(f"worker-{rank}" for rank in range(run.job.workers)),
+    ]
+    hosts = stack.enter_context(Hosts(names))
+    for name in names:
+        hosts.slow(name, run.cell.bandwidth)
+
+    def engine_of(folder: RunFolder) -> LocalEngine:
+        return HostsEngine(folder, hosts)
+
+    return engine_of
+
+
+def check_limited(job: JobSpec) -> None:
+    check_hosts("links with a bandwidth (without --simulated)")
+    if job.transport != "unix" or job.collective != "ring":
+        raise InvalidValue(
+            "links with a bandwidth are between hosts of their own: leave out --transport and "
+            "--collective"
+        )
+
+
+# ---------------------------------------------------------------------------- simulated time
+
+
+def simulated(
+    runs: Sequence[CellRun], data_dirs: Sequence[Path], jobs: int
+) -> Iterator[tuple[str, str]]:
+    """Simulate several at a time; yields each one's name, and its error, as they end."""
+    torch.set_num_threads(1)
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, context, _leave_signals_to_the_parent) as pool:
+        futures: dict[Future[str], CellRun] = {
+            pool.submit(_simulate, run, data_dirs): run for run in runs
+        }
+        try:
+            for future in as_completed(futures):
+                yield futures[future].name, future.result()
+        except BrokenProcessPool:
+            raise InvalidValue(
+                "a process of the simulation was killed, perhaps for want of memory: try --jobs 1"
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
+
+
+def _simulate(run: CellRun, data_dirs: Sequence[Path]) -> str:
+    try:
+        simulate_job(run.job, run.simulation, data_dirs, run.cell.bandwidth)
+    except ShoalError as error:
+        return error.message
+    return ""
+
+
+def _leave_signals_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def measured(cells: Sequence[Cell], data_dirs: Sequence[Path]) -> dict[str, float]:
+    """The seconds of a batch here, of each model and size of a batch."""
+    found: dict[str, float] = {}
+    for cell in cells:
+        job = cell.job(0, "")
+        if _key(job) not in found:
+            found[_key(job)] = measured_batch_s(job, data_dirs)
+    return found
+
+
+def _key(job: JobSpec) -> str:
+    """What decides how long a batch takes."""
+    model = "layers" if job.layers else job.model or "usual model"
+    return f"{model}, batches of {job.worker_batch}, {job.dtype}"

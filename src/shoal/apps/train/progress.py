@@ -1,0 +1,159 @@
+"""The hooks of a worker's training loop in a run: its events, evaluations and figures."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from math import isnan
+from typing import Any, Protocol
+
+import numpy as np
+
+from shoal.apps.train.setup import WorkerSetup
+from shoal.protocol.views import View
+from shoal.pytorch.flat_parameters import FlatParams
+from shoal.pytorch.worker_state import WorkerStates
+from shoal.storage.event_log import EventLog
+from shoal.strategies import StepResult
+
+EVALUATIONS_AN_EPOCH = 5
+
+
+class ClientFigures(Protocol):
+    """What a worker's connection tells of its work, a simulated one's too."""
+
+    @property
+    def clock(self) -> int: ...
+    @property
+    def view(self) -> View: ...
+    @property
+    def idle_s(self) -> float: ...
+    @property
+    def bytes_sent(self) -> int: ...
+    @property
+    def bytes_received(self) -> int: ...
+    @property
+    def bytes_pushed(self) -> int: ...
+    @property
+    def bytes_pulled(self) -> int: ...
+
+
+class Progress:
+    """The loop's hooks: events, evaluations, and this worker's figures.
+
+    clock:  to which training has come, with the clocks of the run that this one continues
+    """
+
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        client: ClientFigures,
+        log: EventLog,
+        states: WorkerStates | None = None,
+        passed: int = 0,
+    ) -> None:
+        spec, dataset, strategy = setup.spec, setup.dataset, setup.strategy
+        self._client = client
+        self._states = states
+        self._strategy = strategy
+        self._passed = self.clock = passed
+        self._learner = setup.model
+        self._log = log
+        self._batches = setup.batches
+        # Workers in step evaluate at the same steps, so the period has to be the same for all.
+        longest = -(-len(dataset.train_y) * spec.redundancy // (spec.workers * spec.worker_batch))
+        self._every = spec.eval_every or max(
+            1, (longest if strategy.in_step else len(setup.batches)) // EVALUATIONS_AN_EPOCH
+        )
+        self._test = dataset.transform(dataset.test_x, dataset.test_y)
+        self._samples = 0.0
+        self._steps = 0
+        self._staleness = 0
+        self._evaluated_at = -1
+        self._began_s = log.elapsed()
+        self._evaluating_s = 0.0
+        self._best = -1.0
+        self._losses: list[float] = []
+
+    def begin(self, rank: int) -> None:
+        """Note what this worker begins with."""
+        batches = self._batches
+        weights = digest_of(self._learner)
+        self._log.write(
+            "begin", rank=rank, samples=batches.samples, batches=len(batches), weights=weights
+        )
+
+    def stepped(self, epoch: int, step: int, result: StepResult) -> None:
+        self._steps += 1
+        self._samples += result.weight
+        self._staleness += result.staleness
+        if not isnan(result.loss):
+            self._losses.append(result.loss)
+            self._log.write(
+                "step",
+                step=step,
+                epoch=epoch,
+                loss=result.loss,
+                samples=int(result.weight),
+                staleness=result.staleness,
+                idle_s=round(self._client.idle_s, 6),
+                bytes_sent=self._client.bytes_sent,
+                bytes_received=self._client.bytes_received,
+            )
+        self.exchanged()
+        if step % self._every == 0:
+            self.evaluate(epoch, step)
+
+    def epoch_done(self, epoch: int, step: int) -> None:
+        self.exchanged()  # it may end with a round
+        self.evaluate(epoch, step)
+
+    def exchanged(self) -> None:
+        """The clock may have moved: perhaps to a checkpoint's, with which goes a worker's state."""
+        self.clock = self._passed + self._client.clock
+        if self._states is not None:
+            client, state = self._client, self._strategy.state_dict
+            self._states.reached(client.view, client.clock, self._learner.module, state)
+
+    def evaluate(self, epoch: int, step: int) -> None:
+        if step == self._evaluated_at:
+            return
+        self._evaluated_at = step
+        accuracy, _ = self._evaluate(epoch, step)
+        self._best = max(self._best, accuracy)
+
+    def _evaluate(self, epoch: int, step: int) -> tuple[float, float]:
+        begin_s = self._log.elapsed()
+        accuracy, loss = self._learner.evaluate(*self._test)
+        seconds = self._log.elapsed() - begin_s
+        self._evaluating_s += seconds
+        found = {"accuracy": accuracy, "loss": loss, "seconds": round(seconds, 6)}
+        self._log.write("eval", step=step, epoch=epoch, **found)
+        return accuracy, loss
+
+    def finish(self, steps: int) -> dict[str, Any]:
+        """This worker's figures: of the final parameters, which are the same for all."""
+        seconds = self._log.elapsed() - self._began_s - self._evaluating_s
+        accuracy, loss = self._evaluate(-1, steps)
+        return {
+            "accuracy": accuracy,
+            "loss": loss,
+            "best_accuracy": max(accuracy, self._best),
+            "train_loss": float(np.mean(self._losses[-20:])) if self._losses else None,
+            "samples": int(self._samples),
+            "steps": self._steps,
+            "seconds": seconds,
+            "staleness": self._staleness / max(1, self._steps),
+            "bytes_pushed": self._client.bytes_pushed,
+            "bytes_pulled": self._client.bytes_pulled,
+            "bytes_sent": self._client.bytes_sent,
+            "bytes_received": self._client.bytes_received,
+            "idle_s": self._client.idle_s,
+        }
+
+
+def digest_of(model: FlatParams) -> str:
+    """A digest of a model's parameters, bit for bit."""
+    digest = blake2b(digest_size=8)
+    for _, values in sorted(model.values.items()):
+        digest.update(values.detach().numpy().data)
+    return digest.hexdigest()

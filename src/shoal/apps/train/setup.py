@@ -1,0 +1,184 @@
+"""What the workers of a job begin with: data, splits, model, strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from shoal import factories as imports
+from shoal.apps.train.models import from_layers, models
+from shoal.data.catalogue import find_source
+from shoal.data.datasets import Dataset
+from shoal.data.sampler import Assignment, Batches, Indices, plan_splits
+from shoal.data.transforms import Compose
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.jobs.spec import JobSpec
+from shoal.protocol.messages import Leased
+from shoal.pytorch.model import LossModel
+from shoal.strategies import Strategy, strategies
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What one worker begins with.
+
+    Attributes:
+        batches: its own.
+        everything: the batches of all workers, of which it is leased some.
+        rounds: batches of an epoch of the worker that has most.
+    """
+
+    spec: JobSpec
+    dataset: Dataset
+    model: LossModel
+    strategy: Strategy
+    batches: JobBatches
+    rounds: int
+
+    @property
+    def everything(self) -> JobBatches:
+        return JobBatches(self.spec, self.dataset, np.arange(len(self.dataset.train_y)), 0)
+
+
+def set_up(spec: JobSpec, dataset: Dataset, rank: int, passed: int = 0) -> WorkerSetup:
+    """What a worker of a job begins with.
+
+    passed: clock of the checkpoint that the run continues from
+    """
+    splits = splits_of(spec, dataset)
+    kind = strategies[spec.strategy]
+    return WorkerSetup(
+        spec,
+        dataset,
+        LossModel(build_model(spec, dataset), transform=dataset.transform),
+        kind(spec.strategy_options(updates_of(spec, splits, kind), rank, passed)),
+        JobBatches(spec, dataset, splits[rank], rank),
+        max(-(-len(each) // spec.worker_batch) for each in splits),
+    )
+
+
+class JobBatches:
+    """Samples as (x, y) batches: those of one worker, or everybody's.
+
+    samples: how many an epoch has
+    """
+
+    def __init__(self, spec: JobSpec, dataset: Dataset, split: Any, rank: int) -> None:
+        self.samples = len(split)
+        self._dataset = dataset
+        of = rank // copies_of(spec)
+        self._batches = Batches(split, spec.worker_batch, seed=spec.seed, rank=of)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def epoch(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from map(self._samples, self._batches.batches(epoch))
+
+    def leased(self, lease: Leased) -> Iterator[tuple[Tensor, Tensor]]:
+        some = self._batches.some(lease.epoch, lease.first, lease.count)
+        yield from map(self._samples, some)
+
+    def _samples(self, chosen: Indices) -> tuple[Tensor, Tensor]:
+        index = torch.from_numpy(chosen)
+        return self._dataset.train_x[index], self._dataset.train_y[index]
+
+
+def load_dataset(spec: JobSpec, data_dirs: list[Path]) -> Dataset:
+    """The job's data: by name, or from an importable function."""
+    if spec.data_is_named:
+        return find_source(spec.data).load(data_dirs)
+    made = imports.load(spec.data)()
+    if isinstance(made, Dataset):
+        return made
+    try:
+        train_x, train_y, test_x, test_y = made
+        classes = int(torch.cat([train_y, test_y]).max()) + 1
+    except (TypeError, ValueError, DataCorrupt, DataMissing) as error:
+        raise InvalidValue(
+            f"{spec.data} has to return a Dataset or (train_x, train_y, test_x, test_y): {error}"
+        ) from None
+    return Dataset(spec.data, train_x, train_y, test_x, test_y, classes, Compose())
+
+
+def untrained_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
+    """`build_model`, which leaves this process's random state and default dtype as they are."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, spec.dtype))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return build_model(spec, dataset)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def build_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
+    """The job's model, from its seed or its file of initial weights."""
+    torch.manual_seed(spec.seed)
+    sample, _ = dataset.transform(dataset.train_x[:1], dataset.train_y[:1])
+    if spec.layers:
+        module = from_layers(spec.layers, sample)
+    elif ":" in spec.model:
+        module = imports.load(spec.model)()
+        if not isinstance(module, nn.Module):
+            raise InvalidValue(
+                f"{spec.model} made a {type(module).__name__}, not a torch.nn.Module"
+            )
+        module = module.to(torch.get_default_dtype())
+    else:
+        suits = find_source(spec.data).default_model if spec.data_is_named else "mlp"
+        name = spec.model or suits
+        module = models[name](tuple(sample.shape[1:]), dataset.classes)
+    if spec.init:
+        load_weights(module, Path(spec.init))
+    return module
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Load a module's parameters and buffers from a file.
+
+    Raises:
+        DataMissing: there is none
+        DataCorrupt: it is damaged, or of another module
+    """
+    if not path.exists():
+        raise DataMissing(f"no weights at {path}: it does not exist")
+    try:
+        module.load_state_dict(load_file(path))
+    except Exception as error:
+        raise DataCorrupt(f"{path} does not fit the model: {error}") from None
+
+
+def updates_of(spec: JobSpec, splits: list[Any], kind: type[Strategy]) -> int:
+    """How many updates the parameters will see: one a round, or one a push."""
+    in_step = kind.in_step or kind.on_workers
+    steps = [-(-len(split) // spec.worker_batch) for split in splits]
+    if spec.max_steps:
+        return spec.max_steps if in_step else spec.max_steps * len(splits)
+    return spec.epochs * (max(steps) if in_step else sum(steps))
+
+
+def splits_of(spec: JobSpec, dataset: Dataset) -> list[Any]:
+    """Every worker's samples: a pure function of the job."""
+    copies = copies_of(spec)
+    splits = plan_splits(
+        dataset.train_y.numpy(),
+        spec.workers // copies,
+        assignment=Assignment.parse(spec.assignment),
+        block_size=spec.block_size,
+        redundancy=1 if copies > 1 else spec.redundancy,
+        seed=spec.seed,
+    )
+    return [splits[rank // copies] for rank in range(spec.workers)]
+
+
+def copies_of(spec: JobSpec) -> int:
+    """How many workers of consecutive ranks have the same batches."""
+    return spec.redundancy if strategies[spec.strategy].repeats else 1

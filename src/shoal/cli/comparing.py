@@ -1,0 +1,178 @@
+"""`shoal compare` and `shoal report`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from shoal.cli.group import (
+    EXIT_FAILED,
+    as_json,
+    ended_by_signals,
+    given,
+    main,
+    option,
+    options_of,
+    trusts,
+)
+from shoal.cli.training import pairs_of, value_of
+from shoal.errors import UsageError
+from shoal.jobs.comparison import AXES, Comparison, comparison_from
+from shoal.jobs.simulated_time import SimulatedTime
+from shoal.jobs.spec import JobSpec, load_job
+from shoal.jobs.trust import check_job_file, check_run
+from shoal.storage.comparison_folder import ComparisonFolder
+
+ONE_RUN = (  # fields of a job that say what becomes of one run
+    *("data", "layers", "title", "out", "resume", "resume_at", "on_worker_loss", "slow_workers"),
+    *("checkpoint_every", "checkpoint_every_s", "keep_checkpoints"),
+)
+
+
+@main.command(short_help="compare strategies, with a report of figures")
+@click.argument("comparison", metavar="[DATA|GRID.toml]", required=False)
+@options_of(Comparison)
+@option("--bandwidth", metavar="VALUE,...", section="Comparison", help="Mbit/s of every process's link: simulated, or by namespaces of the network (needs root); 0: no limit")  # noqa: E501  # fmt: skip
+@option("--jobs", type=click.IntRange(1), section="Comparison", help="simulated runs at a time; one for each core if not given")  # noqa: E501  # fmt: skip
+@option("--resume", metavar="FOLDER", section="Comparison", help="go on with a comparison: only its runs that have not ended")  # noqa: E501  # fmt: skip
+@option("--title", default="", section="Output", help="name of the comparison's folder")
+@option("--out", default="shoal-runs", section="Output", help="where the folder is made")
+@options_of(SimulatedTime)
+@options_of(JobSpec, leave_out=ONE_RUN, lists=AXES)
+@trusts
+@as_json
+def compare(
+    comparison: str | None,
+    jobs: int | None,
+    resume: str | None,
+    title: str,
+    out: str,
+    trust: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train on one data set with every combination of the values given, and draw a report.
+
+    Options with several values (--strategy easgd,bmuf --set tau=4,16) are axes; one that a strategy
+    does not have is left out for it. All runs of a seed begin with the same weights.
+
+    \b
+    shoal compare digits --strategy sync,asgd,easgd --seeds 3
+    shoal compare mnist --strategy ssp --staleness 0,1,2,4 --simulated --pace 1,1,1,4 --workers 4
+    shoal compare mnist --strategy sync,diloco --bandwidth 10,100,1000 --simulated
+    """
+    from shoal.apps.compare.command import (
+        begin_comparison,
+        finish_comparison,
+        run_comparison,
+        title_of,
+    )
+    from shoal.data.places import search_path
+    from shoal.reports.comparison import read_comparison
+
+    console = Console(stderr=as_json)
+    if resume:
+        folder = ComparisonFolder(Path(resume))
+        wanted = read_comparison(folder)
+        check_run(folder.path, trust)
+        _check_code(folder.comparison, wanted, trust)
+        folders = search_path(_data_dir(wanted), os.environ)
+    else:
+        wanted = _comparison(comparison, given(), trust)
+        folders = search_path(_data_dir(wanted), os.environ)
+        with console.status("checking every cell"):
+            folder = begin_comparison(wanted, folders, Path(out), title or title_of(wanted))
+            wanted = read_comparison(folder)
+    with ended_by_signals():
+        failed = run_comparison(folder, wanted, folders, console, jobs or 0, trust)
+    report = finish_comparison(folder, failed, None if as_json else console)
+    if as_json:
+        click.echo(json.dumps(report))
+    if failed:
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
+@main.command(short_help="draw the figures of a run or of a comparison")
+@click.argument("folder", metavar="RUN|COMPARISON", type=click.Path(path_type=Path))
+@option("--out", type=click.Path(dir_okay=False, path_type=Path), help="the page; report.html in the folder if not given")  # noqa: E501  # fmt: skip
+@option("--open", "opens", is_flag=True, help="show the page in a browser")
+@as_json
+def report(folder: Path, out: Path | None, opens: bool, as_json: bool) -> None:
+    """Write a page of figures: one file, which needs no network and can be sent to others.
+
+    \b
+    shoal report shoal-runs/digits-20261122-160000
+    shoal report shoal-runs/compare-mnist-20261122-160000 --json
+    """
+    from shoal.jobs.spec import load_run_job
+    from shoal.reports.comparison import load_comparison
+    from shoal.reports.events import load_run
+    from shoal.reports.page import page_of_comparison, page_of_run
+
+    if ComparisonFolder(folder).comparison.is_file():
+        page = page_of_comparison(load_comparison(folder))
+    else:
+        page = page_of_run(load_run(folder), load_run_job(folder))
+    path = out or ComparisonFolder(folder).report
+    page.write(path)
+    if as_json:
+        click.echo(json.dumps({"report": str(path), "table": page.compared.table()}))
+    else:
+        click.echo(path)
+    if opens:
+        click.launch(str(path))
+
+
+def _comparison(source: str | None, flags: Mapping[str, Any], trust: bool) -> Comparison:
+    """A comparison from a file or a data set, and the flags that were given."""
+    file: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    if source and source.endswith(".toml"):
+        file = load_job(Path(source), "comparison file")
+    elif source:
+        options["data"] = source
+    for name, value in flags.items():
+        if name == "set":
+            pairs = pairs_of(value, "--set")
+            options["set"] = {each: _values(text) for each, text in pairs.items()}
+        elif name == "optimizer_options":
+            options[name] = {
+                each: value_of(text) for each, text in pairs_of(value, "--optimizer-option").items()
+            }
+        elif name in AXES:
+            options[name] = _values(value)
+        elif any(name in each.__struct_fields__ for each in (Comparison, SimulatedTime, JobSpec)):
+            options[name] = value
+    for name in ("title", "out"):
+        options.pop(name, None)
+    wanted = comparison_from(file, options)
+    if file:
+        _check_code(Path(str(source)), wanted, trust)
+    return wanted
+
+
+def _check_code(path: Path, wanted: Comparison, trust: bool) -> None:
+    for values in wanted.code():
+        check_job_file(path, values, trust)
+
+
+def _data_dir(wanted: Comparison) -> Path | None:
+    folder = wanted.job.get("data_dir", "")
+    if not isinstance(folder, str):
+        raise UsageError(f"data_dir: expected `str`, got {folder!r}")
+    return Path(folder) if folder else None
+
+
+def _values(text: str) -> list[Any]:
+    """The values of an axis, with commas between them.
+
+    >>> _values("1,4,0.5"), _values("sync,ssp")
+    ([1, 4, 0.5], ['sync', 'ssp'])
+    """
+    return [value_of(each) for each in text.split(",") if each]

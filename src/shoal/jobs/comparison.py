@@ -1,0 +1,258 @@
+"""Comparison: a job, and the axes along which it varies. TOML files and flags share this schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any
+
+import msgspec
+
+from shoal.engines.options import option
+from shoal.errors import InvalidValue
+from shoal.jobs.simulated_time import SimulatedTime
+from shoal.jobs.spec import JobSpec, converted, from_mapping
+from shoal.jobs.trust import CODE
+from shoal.registry import unknown
+from shoal.storage.files import FORMAT, FORMAT_KEY
+from shoal.strategies import Strategy, strategies
+
+BANDWIDTH = "bandwidth"  # an axis beside the fields of a job
+SET = "set."  # in front of a strategy's setting
+AXES = (
+    *("strategy", "model", "workers", "servers", "replicas", "redundancy", "assignment"),
+    *("staleness", "apply_at", "batch_size", "optimizer", "lr", "epochs", BANDWIDTH),
+)
+RUNS_MAX = 10_000
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of a comparison's grid.
+
+    Attributes:
+        name: the strategy, and the values that differ between cells.
+        values: by axis, also those of which there is one value only.
+        bandwidth: of every host, in Mbit/s; 0: no limit.
+    """
+
+    name: str
+    values: Values
+    fields: Values
+    bandwidth: float = 0.0
+
+    def job(self, seed: int, out: str) -> JobSpec:
+        """Its job, with one of the seeds.
+
+        Raises:
+            InvalidValue, UnknownName: of a field.
+        """
+        return from_mapping({**self.fields, "seed": seed, "out": out})
+
+    @property
+    def folder(self) -> str:
+        """Its name as that of a folder."""
+        return "".join(c if c.isalnum() or c in "=.-_" else "-" for c in self.name)
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job, the axes along which it varies, and how many seeds each combination has.
+
+    Attributes:
+        job: fields of `JobSpec`, of all cells.
+        grid: by axis, its values. An axis that a strategy does not have, such as the staleness of
+            ssp, is left out for that strategy. `set` has axes of settings, such as {tau: [1, 4]}.
+        strategies: by strategy, fields of its cells that differ from `job`, such as its rate.
+        simulation: what simulated time goes by.
+        measured: seconds a batch, as they were measured here, by model and size of a batch.
+    """
+
+    # fmt: off
+    job: dict[str, Any] = {}
+    grid: dict[str, Any] = {}
+    strategies: dict[str, dict[str, Any]] = {}
+    seeds: Annotated[int, option("Comparison", "runs of each combination, with one seed each", ge=1, le=1000)] = 1
+    simulated: Annotated[bool, option("Comparison", "train in the simulator, on its clock, with the seconds of a batch as measured here or given")] = False
+    simulation: SimulatedTime = SimulatedTime()
+    measured: dict[str, float] = {}
+    # fmt: on
+
+    def code(self) -> Iterator[dict[str, str]]:
+        """What may name code, one value at a time; before any is imported."""
+        for fields in (self.job, self.grid, *self.strategies.values()):
+            for field in CODE:
+                values = fields.get(field, [])
+                for value in values if isinstance(values, list) else [values]:
+                    yield {field: str(value)}
+        yield from ({"strategy": name} for name in self.strategies)
+
+    def seeds_of(self) -> range:
+        """The seeds, beginning with the job's."""
+        first = from_mapping({"seed": self.job.get("seed", 0)}).seed
+        return range(first, first + self.seeds)
+
+    def cells(self) -> list[Cell]:
+        """Every combination of the values, in the order of the axes.
+
+        Raises:
+            InvalidValue: an axis has no values, or no strategy has it
+            UnknownName: there is no such axis, or no such strategy
+        """
+        axes = self._axes()
+        names = axes.pop("strategy", None) or [self.job.get("strategy", "sync")]
+        for name in (*self.strategies, *names):
+            strategies[name]
+        if left := set(self.strategies) - set(names):
+            raise InvalidValue(f"[strategies.{left.pop()}]: the grid does not have this strategy")
+        common = self._common()
+        for axis in (*axes, *common):
+            if not any(applies(axis, name) for name in names):
+                raise InvalidValue(f"none of {', '.join(names)} has {axis.removeprefix(SET)!r}")
+        cells: dict[str, Cell] = {}
+        for name in names:
+            own = {axis: values for axis, values in axes.items() if applies(axis, name)}
+            for chosen in product(*own.values()):
+                cell = self._cell(name, dict(zip(own, chosen, strict=True)), own, common)
+                cells[cell.name] = cell
+        if len(cells) * self.seeds > RUNS_MAX:
+            raise InvalidValue(f"a comparison has {RUNS_MAX} runs at most, not {len(cells)} cells "
+                               f"x {self.seeds} seeds")  # fmt: skip
+        return list(cells.values())
+
+    def _cell(
+        self, name: str, values: dict[str, Any], axes: Mapping[str, Sequence[Any]], common: Values
+    ) -> Cell:
+        kept = {field: value for field, value in common.items() if applies(field, name)}
+        fields: dict[str, Any] = {**kept, **self.strategies.get(name, {}), "strategy": name}
+        settings = {
+            **{each.removeprefix(SET): fields.pop(each) for each in kept if each.startswith(SET)},
+            **fields.pop("set", {}),
+        }
+        shown = [strategy_label(name)]
+        for axis, value in values.items():
+            setting = setting_of(axis)
+            if setting:
+                settings[setting] = value
+            elif axis != BANDWIDTH:
+                fields[axis] = value
+            if len(axes[axis]) > 1:
+                shown.append(f"{setting or axis}={value}")
+        fields["set"] = settings
+        bandwidth = values.get(BANDWIDTH, 0)
+        if not isinstance(bandwidth, int | float) or not 0 <= bandwidth < 1e6:
+            raise InvalidValue(f"bandwidth {bandwidth!r} is no number of Mbit/s")
+        return Cell(" ".join(shown), {"strategy": name, **values}, fields, float(bandwidth))
+
+    def _common(self) -> dict[str, Any]:
+        """The job's fields; settings as axes have them."""
+        found = {name: value for name, value in self.job.items() if name not in ("set", "seed")}
+        settings = self.job.get("set", {})
+        return {**found, **{SET + name: value for name, value in settings.items()}}
+
+    def _axes(self) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        for axis, values in self.grid.items():
+            if axis == "set" and isinstance(values, dict):
+                found |= {SET + name: _values(SET + name, each) for name, each in values.items()}
+            elif axis in AXES:
+                found[axis] = _values(axis, values)
+            else:
+                raise unknown("axis of a comparison", axis, [*AXES, "set"])
+        return found
+
+
+def setting_of(axis: str) -> str:
+    """The setting that an axis varies, "" if it is a field of the job."""
+    return axis.removeprefix(SET).rpartition(".")[2] if axis.startswith(SET) else ""
+
+
+def strategy_label(name: str) -> str:
+    """A strategy's name; the class of a user's own."""
+    return name.rpartition(":")[2]
+
+
+def applies(axis: str, strategy: str) -> bool:
+    """Whether a strategy has what an axis varies: "set.tau", or "set.easgd.tau" for one of them.
+
+    >>> applies("set.tau", "easgd"), applies("set.tau", "sync"), applies("set.bmuf.tau", "easgd")
+    (True, False, False)
+    """
+    kind: type[Strategy] = strategies[strategy]
+    if axis.startswith(SET):
+        whose = axis.removeprefix(SET).rpartition(".")[0]
+        has = setting_of(axis) in kind.Settings.__struct_fields__
+        return has and whose in ("", strategy, strategy_label(strategy))
+    return {
+        "staleness": strategy == "ssp",
+        "apply_at": strategy == "ssp",
+        "servers": kind.uses_servers,
+        "replicas": kind.uses_servers,
+        "redundancy": kind.takes_copies,
+    }.get(axis, True)
+
+
+def comparison_of(values: Values) -> Comparison:
+    """A comparison from plain values.
+
+    Raises:
+        InvalidValue: a value of a wrong type or out of its range.
+    """
+    return converted(dict(values), Comparison)
+
+
+def comparison_from(file: Values, options: Values) -> Comparison:
+    """A comparison from the values of its file, and options that go before them.
+
+    Args:
+        file: fields of `Comparison`.
+        options: by field of `Comparison`, of `SimulatedTime` or of a job, or by axis. An axis, also
+            one in `set`, has a value or a list of them.
+
+    Raises:
+        InvalidValue: a value of a wrong type or out of its range.
+        UnknownName: an option that nothing has.
+    """
+    parts = ("job", "grid", "simulation")
+    found: dict[str, Any] = {**file, **{part: dict(file.get(part, {})) for part in parts}}
+    job, grid = found["job"], found["grid"]
+    for name in (*AXES, "set"):  # what a file has in either place
+        if name in options:
+            job.pop(name, None)
+    for name, value in options.items():
+        if name == "set":
+            grid["set"] = {**grid.get("set", {}), **value}
+        elif name in AXES:
+            grid[name] = value
+        elif name in SimulatedTime.__struct_fields__:
+            found["simulation"][name] = value
+        elif name in Comparison.__struct_fields__:
+            found[name] = value
+        elif name in JobSpec.__struct_fields__:
+            job[name] = value
+        else:
+            raise unknown("option of a comparison", name, [*AXES, *JobSpec.__struct_fields__])
+    return converted(found, Comparison)
+
+
+def dump_comparison(comparison: Comparison) -> str:
+    """The comparison as TOML."""
+    import tomli_w
+
+    return f"{FORMAT_KEY} = {FORMAT}\n{tomli_w.dumps(msgspec.to_builtins(comparison))}"
+
+
+def _values(axis: str, values: Any) -> list[Any]:
+    found = list(values) if isinstance(values, list) else [values]
+    if not found:
+        raise InvalidValue(f"axis {axis!r} of the comparison has no values")
+    return list(_distinct(found))
+
+
+def _distinct(values: Sequence[Any]) -> Iterator[Any]:
+    seen = []
+    for value in values:
+        if value not in seen:
+            seen.append(value)
+            yield value

@@ -1,0 +1,179 @@
+"""A comparison as tables, from the event logs of its runs alone.
+
+>>> comparison = load_comparison("shoal-runs/compare-mnist-20260101-120000")  # doctest: +SKIP
+>>> [(row["cell"], row["accuracy"]) for row in comparison.table()]            # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import floor
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from shoal.errors import DataCorrupt, DataMissing, ShoalError
+from shoal.jobs.comparison import Comparison, comparison_of
+from shoal.jobs.spec import load_job
+from shoal.reports.curves import Curves, curves_of
+from shoal.reports.events import Run, load_run
+from shoal.storage.comparison_folder import ComparisonFolder
+
+THRESHOLD_STEP = 0.005  # thresholds are multiples of it
+
+
+@dataclass(frozen=True)
+class CellRuns:
+    """The runs of one cell of a comparison.
+
+    Attributes:
+        name: the strategy, and the values that differ between cells.
+        values: by axis.
+        runs: by seed, those that have ended.
+
+    Example:
+        >>> CellRuns("ssp staleness=2", {"strategy": "ssp", "staleness": 2}, {}).curves
+        {}
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    runs: Mapping[int, Run]
+
+    @cached_property
+    def curves(self) -> dict[int, Curves]:
+        """By seed, the courses of its run."""
+        return {seed: curves_of(run.events) for seed, run in self.runs.items()}
+
+
+@dataclass(frozen=True)
+class ComparedRuns:
+    """Records of a comparison, as `load_comparison` reads them.
+
+    Attributes:
+        path: the comparison's folder.
+        comparison: the job, the axes along which it varies, and the seeds.
+        cells: in the order of the axes, also those without a run that has ended.
+
+    Example:
+        >>> ComparedRuns(Path("shoal-runs/compare"), Comparison(), [])
+        ComparedRuns('shoal-runs/compare', 0 of 0 runs)
+    """
+
+    path: Path
+    comparison: Comparison
+    cells: list[CellRuns]
+
+    def __repr__(self) -> str:
+        ended = sum(len(cell.runs) for cell in self.cells)
+        whole = len(self.cells) * self.comparison.seeds
+        return f"ComparedRuns({str(self.path)!r}, {ended} of {whole} runs)"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row for each cell with runs: means over its seeds, with their standard deviations.
+
+        Columns: cell; the axes; runs; accuracy, loss (on test data, of the final parameters),
+        seconds (of training), bytes (through the workers' links), idle (share of the workers' time)
+        and staleness (clocks, mean over steps), each with a column NAME_sd, which is None for one
+        run; and time_to, the mean seconds until the accuracy was `threshold`, the highest multiple
+        of 0.005 that all runs have reached.
+        """
+        threshold = self.threshold()
+        return [_row(cell, threshold) for cell in self.cells if cell.runs]
+
+    def threshold(self) -> float:
+        """The accuracy that all runs have reached."""
+        best = [
+            max((point.value for point in curves.accuracy), default=0.0)
+            for cell in self.cells
+            for curves in cell.curves.values()
+        ]
+        return round(floor(min(best, default=0.0) / THRESHOLD_STEP) * THRESHOLD_STEP, 3)
+
+    def unlike_weights(self) -> list[str]:
+        """Where runs of one seed and model have begun with unlike weights: the differences."""
+        seen: dict[tuple[int, str], tuple[str, str]] = {}
+        found = []
+        for cell in self.cells:
+            for seed, curves in cell.curves.items():
+                key = seed, str(cell.values.get("model", ""))
+                name, weights = seen.setdefault(key, (cell.name, curves.weights))
+                if weights != curves.weights:
+                    found.append(f"seed {seed}: {cell.name} and {name} began with unlike weights")
+        return found
+
+
+def load_comparison(path: str | Path) -> ComparedRuns:
+    """Read the records that a comparison has left in its folder, as far as it has come.
+
+    Args:
+        path: the comparison's folder, such as shoal-runs/compare-mnist-20260101-120000.
+
+    Returns:
+        Its cells, with the runs that have ended.
+
+    Raises:
+        DataMissing: there is no comparison in that folder.
+        DataCorrupt: a file is damaged.
+        UnknownFormat: another version of Shoal has written it.
+
+    Example:
+        >>> found = shoal.load_comparison("shoal-runs/compare-mnist-20260101")  # doctest: +SKIP
+        >>> [(row["cell"], row["accuracy"]) for row in found.table()]  # doctest: +SKIP
+    """
+    folder = ComparisonFolder(Path(path))
+    comparison = read_comparison(folder)
+    cells = []
+    for name, place, values in folder.read_cells():
+        ended = {seed: folder.ended(place, seed) for seed in comparison.seeds_of()}
+        runs = {seed: load_run(run.path) for seed, run in ended.items() if run is not None}
+        cells.append(CellRuns(name, values, runs))
+    return ComparedRuns(folder.path, comparison, cells)
+
+
+def read_comparison(folder: ComparisonFolder) -> Comparison:
+    """A comparison, as its folder has it.
+
+    Raises:
+        DataMissing: there is none.
+        DataCorrupt: it cannot be read.
+    """
+    if not folder.comparison.is_file():
+        raise DataMissing(
+            f"{folder.path} is not the folder of a comparison: there is no file {folder.comparison}"
+        )
+    try:
+        return comparison_of(load_job(folder.comparison, "comparison"))
+    except ShoalError as error:
+        raise DataCorrupt(f"{folder.comparison}: {error.message}") from None
+
+
+def _row(cell: CellRuns, threshold: float) -> dict[str, Any]:
+    runs, curves = cell.runs.values(), cell.curves.values()
+    row: dict[str, Any] = {"cell": cell.name, **cell.values, "runs": len(cell.runs)}
+    for name, values in (
+        ("accuracy", [each.accuracy[-1].value for each in curves if each.accuracy]),
+        ("loss", [each.test_loss[-1].value for each in curves if each.test_loss]),
+        ("seconds", [each.seconds for each in curves]),
+        ("bytes", [float(each.bytes) for each in curves]),
+        ("idle", [fmean(each.idle.values()) for each in curves if each.idle]),
+        ("staleness", [_mean(each.staleness) for each in curves if each.staleness]),
+    ):
+        row[name] = fmean(values) if values else None
+        row[f"{name}_sd"] = stdev(values) if len(values) > 1 else None
+    reached = [time_to(each, threshold) for each in curves]
+    row["threshold"] = threshold
+    row["time_to"] = fmean(reached) if reached and threshold else None
+    row["run_dirs"] = [str(run.path) for run in runs]
+    return row
+
+
+def time_to(curves: Curves, threshold: float) -> float:
+    """Seconds of training until a run's accuracy was a threshold; all if it never was."""
+    return next((p.seconds for p in curves.accuracy if p.value >= threshold), curves.seconds)
+
+
+def _mean(counts: Mapping[int, int]) -> float:
+    return sum(value * count for value, count in counts.items()) / sum(counts.values())

@@ -1,0 +1,142 @@
+"""The courses of one run against steps, seconds and bytes, from its event log alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+POINTS = 60  # of a course of losses, each the mean over as many samples
+
+
+@dataclass(frozen=True)
+class Point:
+    """A figure of a run, and when it had it.
+
+    Attributes:
+        step: of the worker that it is of.
+        seconds: of training: evaluations are left out.
+        bytes: that have gone through the links of all workers.
+        value: the figure.
+
+    Example:
+        >>> Point(step=10, seconds=0.5, bytes=4096, value=0.93).value
+        0.93
+    """
+
+    step: float
+    seconds: float
+    bytes: float
+    value: float
+
+
+@dataclass
+class _Worker:
+    """How far a worker has come, as its events say."""
+
+    began: float = 0.0
+    evaluating_s: float = 0.0
+    seconds: float = 0.0
+    bytes: int = 0
+    idle_s: float = 0.0
+
+    def training_s(self, t: float) -> float:
+        return t - self.began - self.evaluating_s
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What a run's events say of its course.
+
+    Attributes:
+        loss: training loss, of all workers.
+        accuracy: test accuracy, of the worker of lowest rank, the last with the final parameters.
+        test_loss: the same of the loss on test data.
+        idle: by rank, the share of a worker's time that it has waited.
+        staleness: how many steps were so many clocks behind.
+        seconds: of training, until the last worker's last step.
+        bytes: that have gone through the links of all workers.
+        weights: digest of the initial weights; "" if the run has none.
+
+    Example:
+        >>> run = shoal.load_comparison("shoal-runs/compare-mnist").cells[0]  # doctest: +SKIP
+        >>> [(point.seconds, point.value) for point in run.curves[0].accuracy]  # doctest: +SKIP
+    """
+
+    loss: list[Point] = field(default_factory=list)
+    accuracy: list[Point] = field(default_factory=list)
+    test_loss: list[Point] = field(default_factory=list)
+    idle: dict[int, float] = field(default_factory=dict)
+    staleness: dict[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    bytes: int = 0
+    weights: str = ""
+
+
+def curves_of(events: Iterable[Mapping[str, Any]]) -> Curves:
+    """The courses of a run."""
+    workers: dict[int, _Worker] = {}
+    weights: dict[int, str] = {}
+    staleness: Counter[int] = Counter()
+    steps: list[tuple[Point, float]] = []  # with the samples of each
+    evals: dict[int, list[tuple[Point, Point]]] = {}
+    for event in sorted(events, key=lambda each: each["t"]):
+        kind = event["kind"]
+        if kind not in ("begin", "step", "eval"):
+            continue
+        rank = int(event["node"].rpartition("-")[2])
+        worker = workers.setdefault(rank, _Worker(event["t"]))
+        if kind == "begin":
+            worker.began = event["t"]
+            weights[rank] = event.get("weights", "")
+        elif kind == "step":
+            worker.seconds = worker.training_s(event["t"])
+            worker.bytes = event.get("bytes_sent", 0) + event.get("bytes_received", 0)
+            worker.idle_s = event.get("idle_s", 0.0)
+            staleness[round(event.get("staleness") or 0)] += 1
+            if event["loss"] is not None:
+                at = _at(event, worker.seconds, workers)
+                steps.append((Point(*at, event["loss"]), event["samples"]))
+        else:
+            worker.evaluating_s += event.get("seconds", 0.0)
+            at = _at(event, worker.training_s(event["t"]), workers)
+            loss = float("nan") if event["loss"] is None else event["loss"]
+            both = Point(*at, event["accuracy"]), Point(*at, loss)
+            evals.setdefault(rank, []).append(both)
+    shown = evals[min(evals)] if evals else []
+    return Curves(
+        _means(steps),
+        [accuracy for accuracy, _ in shown],
+        [loss for _, loss in shown],
+        {
+            rank: max(0.0, worker.idle_s) / worker.seconds
+            for rank, worker in sorted(workers.items())
+            if worker.seconds > 0
+        },
+        dict(sorted(staleness.items())),
+        max((worker.seconds for worker in workers.values()), default=0.0),
+        sum(worker.bytes for worker in workers.values()),
+        weights[min(weights)] if weights else "",
+    )
+
+
+def _at(
+    event: Mapping[str, Any], seconds: float, workers: Mapping[int, _Worker]
+) -> tuple[float, float, float]:
+    return event["step"], seconds, float(sum(worker.bytes for worker in workers.values()))
+
+
+def _means(steps: Sequence[tuple[Point, float]]) -> list[Point]:
+    """At most POINTS means over about as many samples, each at their mean step and last time."""
+    whole = sum(samples for _, samples in steps)
+    means: list[Point] = []
+    total = passed = weight = step = 0.0
+    for number, (point, samples) in enumerate(steps, 1):
+        total, weight, passed = total + point.value * samples, weight + samples, passed + samples
+        step += point.step * samples
+        due = passed * POINTS >= whole * (len(means) + 1) or number == len(steps)
+        if due and weight:
+            means.append(Point(step / weight, point.seconds, point.bytes, total / weight))
+            total = weight = step = 0.0
+    return means

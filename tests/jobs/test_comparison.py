@@ -1,0 +1,138 @@
+"""The cells of a grid: which values each strategy has, and what is refused."""
+
+import pytest
+
+from shoal.errors import InvalidValue, UnknownName
+from shoal.jobs.comparison import Comparison, comparison_from, dump_comparison
+from shoal.jobs.spec import load_job
+
+
+def names(**values):
+    return [cell.name for cell in Comparison(**values).cells()]
+
+
+def test_every_combination_is_a_cell():
+    grid = {"strategy": ["ssp"], "staleness": [0, 2], "workers": [2, 4]}
+    assert names(grid=grid) == [
+        "ssp staleness=0 workers=2",
+        "ssp staleness=0 workers=4",
+        "ssp staleness=2 workers=2",
+        "ssp staleness=2 workers=4",
+    ]
+
+
+def test_an_axis_is_left_out_for_strategies_that_do_not_have_it():
+    grid = {"strategy": ["sync", "ssp", "easgd", "allreduce"], "staleness": [0, 2]}
+    grid |= {"set": {"tau": [4, 16], "easgd.beta": [0.5, 0.9]}, "servers": [1, 2]}
+    cells = Comparison(grid=grid).cells()
+    assert [cell.name for cell in cells if "allreduce" in cell.name] == ["allreduce"]
+    assert [cell.name for cell in cells if "sync" in cell.name] == [
+        "sync servers=1",
+        "sync servers=2",
+    ]
+    assert "ssp staleness=2 servers=2" in [cell.name for cell in cells]
+    easgd = [cell for cell in cells if "easgd" in cell.name]
+    assert len(easgd) == 8
+    assert easgd[-1].job(0, "").set == {"tau": 16, "beta": 0.9}
+
+
+def test_a_single_value_is_in_no_name():
+    grid = {"strategy": ["easgd", "sync"], "workers": [3], "set": {"tau": [5]}}
+    cells = Comparison(grid=grid).cells()
+    assert [cell.name for cell in cells] == ["easgd", "sync"]
+    assert [cell.job(0, "").workers for cell in cells] == [3, 3]
+    assert [cell.job(0, "").set for cell in cells] == [{"tau": 5}, {}]
+
+
+def test_fields_of_one_strategy_go_before_the_jobs():
+    made = Comparison(
+        job={"lr": 0.1, "set": {"tau": 3}},
+        grid={"strategy": ["sync", "easgd"]},
+        strategies={"easgd": {"lr": 0.5, "set": {"beta": 0.7}}},
+    )
+    sync, easgd = (cell.job(4, "here") for cell in made.cells())
+    assert (sync.lr, sync.set, sync.seed, sync.out) == (0.1, {}, 4, "here")
+    assert (easgd.lr, easgd.set) == (0.5, {"tau": 3, "beta": 0.7})
+
+
+def test_seeds_begin_with_the_jobs():
+    assert list(Comparison(job={"seed": 5}, seeds=3).seeds_of()) == [5, 6, 7]
+
+
+def test_bandwidths_are_an_axis():
+    cells = Comparison(grid={"bandwidth": [10, 100]}).cells()
+    assert [(cell.name, cell.bandwidth) for cell in cells] == [
+        ("sync bandwidth=10", 10.0),
+        ("sync bandwidth=100", 100.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "told"),
+    [
+        ({"grid": {"staleness": [1, 2]}}, InvalidValue, "none of sync has 'staleness'"),
+        ({"grid": {"set": {"tau": [1]}}}, InvalidValue, "none of sync has 'tau'"),
+        ({"job": {"set": {"tau": 1}}}, InvalidValue, "none of sync has 'tau'"),
+        ({"grid": {"speed": [1]}}, UnknownName, "unknown axis of a comparison 'speed'"),
+        ({"grid": {"strategy": ["sinc"]}}, UnknownName, "unknown strategy 'sinc'"),
+        ({"grid": {"strategy": []}}, InvalidValue, "axis 'strategy' of the comparison has no"),
+        ({"grid": {"bandwidth": ["fast"]}}, InvalidValue, "'fast' is no number of Mbit/s"),
+        ({"grid": {"bandwidth": [-1]}}, InvalidValue, "-1 is no number of Mbit/s"),
+        ({"strategies": {"easgd": {}}}, InvalidValue, "the grid does not have this strategy"),
+        ({"grid": {"lr": list(range(101)), "epochs": list(range(100))}}, InvalidValue, "10000 run"),
+    ],
+)
+def test_a_wrong_grid_is_refused(values, error, told):
+    with pytest.raises(error, match=told):
+        Comparison(**values).cells()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"workers": 0}, "workers"),
+        ({"epochs": "three"}, "epochs"),
+        ({"wrokers": 1}, "unknown job field 'wrokers'"),
+    ],
+)
+def test_a_wrong_field_is_refused_by_name(fields, told):
+    with pytest.raises((InvalidValue, UnknownName), match=told):
+        Comparison(job=fields).cells()[0].job(0, "")
+
+
+def test_a_seed_that_is_no_number_is_refused():
+    with pytest.raises(InvalidValue, match="seed"):
+        Comparison(job={"seed": "one"}).seeds_of()
+
+
+def test_options_go_before_the_file():
+    file = {"job": {"workers": 4, "epochs": 1}, "grid": {"lr": [0.1], "set": {"tau": [1]}}}
+    made = comparison_from(
+        file,
+        {"workers": [2, 3], "set": {"beta": [0.5]}, "seeds": 2, "pace": "1,2", "epochs": 5},
+    )
+    assert made.grid == {"lr": [0.1], "set": {"tau": [1], "beta": [0.5]}, "workers": [2, 3], "epochs": 5}  # noqa: E501  # fmt: skip
+    assert made.job == {}
+    assert (made.seeds, made.simulation.pace) == (2, "1,2")
+
+
+def test_an_option_that_nothing_has_is_refused():
+    with pytest.raises(UnknownName, match="unknown option of a comparison 'stratgy'"):
+        comparison_from({}, {"stratgy": "sync"})
+
+
+def test_a_comparison_is_read_as_it_was_written(tmp_path):
+    made = comparison_from({}, {"strategy": ["sync", "bmuf"], "set": {"tau": [1, 2]}, "seeds": 3})
+    path = tmp_path / "comparison.toml"
+    path.write_text(dump_comparison(made))
+    assert comparison_from(load_job(path), {}) == made
+
+
+def test_what_may_be_code_is_told_before_it_is_imported():
+    made = Comparison(
+        job={"data": "mine:data"},
+        grid={"strategy": ["sync", "absent.py:Mine"], "model": ["nets:one"]},
+        strategies={"other.py:Mine": {"model": "nets:two"}},
+    )
+    named = {text for each in made.code() for text in each.values() if ":" in text}
+    assert named == {"mine:data", "absent.py:Mine", "nets:one", "nets:two", "other.py:Mine"}

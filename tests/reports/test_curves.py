@@ -1,0 +1,62 @@
+"""Courses from events: times without evaluations, bytes of all workers, means over samples."""
+
+import pytest
+
+from shoal.reports.curves import POINTS, Curves, Point, curves_of
+
+
+def event(kind, rank, t, **fields):
+    return {"t": t, "kind": kind, "node": f"worker-{rank}", **fields}
+
+
+def step(rank, t, number, loss, **fields):
+    usual = {"samples": 10, "staleness": 0, "idle_s": 0.0, "bytes_sent": 0, "bytes_received": 0}
+    return event("step", rank, t, step=number, epoch=0, loss=loss, **{**usual, **fields})
+
+
+EVENTS = [
+    {"t": 0.0, "kind": "view", "node": "scheduler"},
+    event("begin", 0, 1.0, batches=2, weights="aa"),
+    event("begin", 1, 2.0, batches=2, weights="bb"),
+    step(0, 2.0, 1, 4.0, bytes_sent=100, bytes_received=20, idle_s=0.5),
+    step(1, 4.0, 1, 2.0, bytes_sent=100, bytes_received=20, staleness=1),
+    event("eval", 0, 5.0, step=1, epoch=0, accuracy=0.5, loss=1.5, seconds=2.0),
+    step(0, 6.0, 2, 1.0, bytes_sent=200, bytes_received=40, idle_s=1.5),
+    event("eval", 0, 9.0, step=2, epoch=-1, accuracy=0.75, loss=None, seconds=3.0),
+    event("eval", 1, 9.0, step=2, epoch=-1, accuracy=0.75, loss=0.5, seconds=3.0),
+]
+
+
+def test_what_events_say():
+    found = curves_of(EVENTS)
+    assert found.loss == [
+        Point(1, 1.0, 120, 4.0),
+        Point(1, 2.0, 240, 2.0),
+        Point(2, 3.0, 360, 1.0),  # 6 - 1 - 2 of the evaluation
+    ]
+    assert found.accuracy == [Point(1, 2.0, 240, 0.5), Point(2, 3.0, 360, 0.75)]
+    assert found.test_loss[0].value == 1.5
+    assert found.idle == {0: pytest.approx(0.5), 1: 0.0}
+    assert found.staleness == {0: 2, 1: 1}
+    assert (found.seconds, found.bytes, found.weights) == (3.0, 360, "aa")
+
+
+def test_events_may_come_in_another_order():
+    assert curves_of(EVENTS[::-1]).loss == curves_of(EVENTS).loss
+
+
+def test_a_run_without_steps_has_no_courses():
+    assert curves_of(EVENTS[:3]) == Curves(weights="aa")
+    assert curves_of([]) == Curves()
+
+
+def test_long_courses_are_means_over_samples():
+    """1,200 steps of falling losses: each point has as many samples, and their mean."""
+    steps = [step(0, number / 10, number, 1200.0 - number) for number in range(1200)]
+    found = curves_of([event("begin", 0, 0.0, batches=1200), *steps]).loss
+    assert len(found) == POINTS
+    width = 1200 // POINTS
+    for number, point in enumerate(found):
+        middle = number * width + (width - 1) / 2
+        assert point.value == pytest.approx(1200 - middle)
+        assert point.step == pytest.approx(middle)

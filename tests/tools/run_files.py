@@ -18,11 +18,12 @@ from torch import nn
 
 from shoal.apps.ctr.scores import Scores
 from shoal.apps.ctr.spec import CtrSpec
-from shoal.apps.train import worker as train_worker
+from shoal.apps.train import setup as train_setup
 from shoal.apps.word2vec.corpus import Corpus
 from shoal.data.cache import kept
 from shoal.data.datasets import load_csv
 from shoal.data.readers import read_idx
+from shoal.jobs.comparison import comparison_from, dump_comparison
 from shoal.jobs.spec import JobSpec, dump_job
 from shoal.keys import KeyRange, slot_of, split_evenly
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
@@ -34,6 +35,7 @@ from shoal.protocol.views import View
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.simulation.scenario import Scenario
 from shoal.storage.checkpoints import Writer
+from shoal.storage.comparison_folder import ComparisonFolder
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import FORMAT, FORMAT_KEY
 from shoal.storage.journal import Journal
@@ -80,6 +82,16 @@ def write_files(folder: Path) -> None:
         json.dumps({"type": "DataCorrupt", "message": "text", "story": ["1.0 a", "2.0 b"]})
     )
     _write_data(folder)
+    _write_comparison(folder / "compared")
+
+
+def _write_comparison(path: Path) -> None:
+    options = {"strategy": ["sync", "ssp"], "staleness": [1, 2], "seeds": 2, "pace": "1,2"}
+    comparison = comparison_from({}, options)
+    folder = ComparisonFolder(path)
+    path.mkdir()
+    folder.write_comparison(dump_comparison(comparison))
+    folder.write_cells([(cell.name, cell.folder, {**cell.values}) for cell in comparison.cells()])
 
 
 def _write_events(run: RunFolder) -> None:
@@ -91,10 +103,11 @@ def _write_events(run: RunFolder) -> None:
     logs["scheduler"].write("view", view=(1, 1), reason="", whole=True, servers=2, workers=2)
     for rank in range(2):
         log = logs[f"worker-{rank}"]
-        log.write("begin", rank=rank, samples=20, batches=4)
+        log.write("begin", rank=rank, samples=20, batches=4, weights="0123456789abcdef")
         for step in range(3):
-            log.write("step", step=step, epoch=0, loss=0.5 / (1 + step), samples=5, staleness=0)
-        log.write("eval", step=3, epoch=0, accuracy=0.96, loss=0.25)
+            log.write("step", step=step, epoch=0, loss=0.5 / (1 + step), samples=5, staleness=0,
+                      idle_s=0.25, bytes_sent=100 * step, bytes_received=50 * step)  # fmt: skip
+        log.write("eval", step=3, epoch=0, accuracy=0.96, loss=0.25, seconds=0.125)
     logs["scheduler"].write("lost", name="worker-1", how="killed")
     logs["scheduler"].write("dropped", name="worker-1", reason="slow")
     logs["scheduler"].write("ending", reason="all workers have finished")
@@ -213,5 +226,5 @@ def _write_data(folder: Path) -> None:
     (folder / "writes" / "00.writes").write_bytes(
         b"".join(what + key.to_bytes(8, "little") for key in range(9) for what in (b"i", b"a"))
     )
-    trained = train_worker.build_model(JOB, load_csv("data.csv", [data, folder / "cache"]))
+    trained = train_setup.build_model(JOB, load_csv("data.csv", [data, folder / "cache"]))
     save_file(trained.state_dict(), RunFolder(folder).model)

@@ -22,7 +22,7 @@ from shoal.apps.ctr.predicting import spec_of
 from shoal.apps.ctr.readers import Reader
 from shoal.apps.ctr.scores import figures
 from shoal.apps.ctr.spec import CtrSpec, Format
-from shoal.apps.train import worker as train_worker
+from shoal.apps.train import setup as train_setup
 from shoal.apps.train.command import _ledger, summarise
 from shoal.apps.train.resume import environment, resumed_at
 from shoal.apps.word2vec.corpus import load_ids, read_lines
@@ -41,7 +41,9 @@ from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.pytorch.worker_state import WorkerStates
+from shoal.reports.comparison import CellRuns, load_comparison
 from shoal.reports.events import load_run, time_to, write_tables
+from shoal.reports.figures import figures_of
 from shoal.reports.live import Live
 from shoal.storage.checkpoints import Writer
 from shoal.storage.journal import Journal
@@ -146,6 +148,18 @@ def followed(run: Path) -> None:
         live.tick()
 
 
+def drawn(run: Path) -> None:
+    """What `shoal report` draws of a run."""
+    figures_of([CellRuns("run", {}, {0: load_run(run)})], 0.5)
+
+
+def compared(run: Path) -> None:
+    found = load_comparison(run / "compared")
+    found.table()
+    found.unlike_weights()
+    figures_of(found.cells, found.threshold())
+
+
 def table_rows(path: Path, kind: Format) -> Iterator[Any]:
     return iter(TableReader(path, kind, CtrSpec(batch_size=16)))
 
@@ -153,7 +167,7 @@ def table_rows(path: Path, kind: Format) -> Iterator[Any]:
 def weights(run: Path) -> None:
     job = msgspec.structs.replace(JOB, init=str(RunFolder(run).model))
     dataset = load_csv("data.csv", [run / "data", run / "cache"])
-    train_worker.build_model(job, dataset)
+    train_setup.build_model(job, dataset)
 
 
 def trained(run: Path) -> None:
@@ -246,6 +260,7 @@ KINDS: dict[str, Kind] = {
         "events.jsonl",
         (
             of_run(load_run),
+            of_run(drawn),
             of_run(lambda run: time_to(load_run(run).events)),
             of_run(lambda run: write_tables(RunFolder(run))),
             of_run(followed),
@@ -254,6 +269,8 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "events of `why`": Kind("events.jsonl", (of_run(why_ended),)),
+    "comparison": Kind("compared/comparison.toml", (of_run(compared),)),
+    "cells": Kind("compared/cells.json", (of_run(compared),)),
     "job": Kind(
         "job.toml",
         (

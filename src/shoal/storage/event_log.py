@@ -37,7 +37,7 @@ class _OfWorker(Event):
     node: Annotated[str, Meta(pattern="worker-[0-9]{1,9}$")]
 
 
-class _Begin(Event):
+class _Begin(_OfWorker):
     batches: Count
     weights: str = ""
 

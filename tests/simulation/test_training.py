@@ -1,8 +1,10 @@
 """Simulated training takes the time that it is told, and says what went wrong."""
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from shoal.errors import Refused, RoundClosed
 from shoal.protocol.machine import Outcome
@@ -63,6 +65,31 @@ def test_what_a_host_sends_queues_behind_what_it_has_sent():
     assert [round(at, 3) for (at,) in arrivals] == [1.0, 2.0, 3.0]
     arrivals = [network.send(10.0, source, "a", 1000)[0] for source in ("b", "c", "d")]
     assert [round(at, 3) for (at,) in arrivals] == [11.0, 12.0, 13.0]
+
+
+def test_a_slow_link_has_no_sums_sent_again():
+    """Pieces of 240 kB take 0.5 s at 4 Mbit/s: some of the first ones may go twice, no more."""
+    slow = NetworkOptions(jitter_s=0.0, host_bandwidth=0.5e6, bandwidth=1e12, link_bytes=1 << 40)
+    sent = []
+
+    def watch(client):
+        return SimpleNamespace(
+            stepped=lambda *_: sent.append(client.bytes_sent),
+            exchanged=lambda: None,
+            epoch_done=lambda *_: None,
+        )
+
+    batches = [[torch.zeros(1, dtype=torch.float64)] * 40] * 4
+    train(
+        "allreduce",
+        batches,
+        lambda x, batch: (x * x).sum(),
+        network=slow,
+        size=120_000,
+        watched=watch,
+    )
+    needed = 42 * 2 * 3 / 4 * 120_001 * 8  # the first parameters, and a round without data
+    assert max(sent) < 1.1 * needed
 
 
 @pytest.mark.parametrize("name", ["sync", "allreduce"])

@@ -21,7 +21,7 @@ from math import inf
 from mmap import mmap
 from zlib import crc32
 
-from shoal.collective.sums import PROBE_S, Sum, cut
+from shoal.collective.sums import PROBE_MAX_S, PROBE_S, Patience, Sum, cut
 from shoal.errors import Cancelled, InvalidValue, RingBroken, ShoalError
 from shoal.protocol.limits import LISTED_MAX
 from shoal.protocol.machine import (
@@ -45,7 +45,6 @@ PIECE_BYTES = 4 << 20
 PARTS = 8  # per piece: each part is added while it is in the cache
 GATHERED_BYTES = 64 << 10  # tensors are gathered up to this size, over all workers
 TOLD_EVERY = 8  # gathered allreduces per acknowledgement
-PROBE_MAX_S = 4.0
 AHEAD_MOST = 1 << 12  # sums that another worker has begun, and this one not
 
 
@@ -67,6 +66,7 @@ class Ring:
         self._left: dict[str, int] = {}  # finished workers, and the first allreduce without them
         self._scratch: list[mmap] = []
         self._greet_at = inf  # when to reconnect to a neighbour
+        self._patience = Patience()
         self.bytes_sent = self.bytes_received = 0  # of tensors' values
 
     # ------------------------------------------------------------------ events of the machine
@@ -117,7 +117,7 @@ class Ring:
         if nbytes * workers <= self._gathered_bytes:
             values = memoryview(bytearray(nbytes * workers))
             edges = tuple((s, nbytes * s, nbytes * (s + 1)) for s in range(workers))
-        one = Sum(request_id, ask, values, edges, workers, self._index, now + PROBE_S)
+        one = Sum(request_id, ask, values, edges, workers, self._index, now, self._patience.wait_s)
         if one.gathered:
             one.view((self._index + 1) % workers)[:] = ask.values
         self._sums[number] = one
@@ -314,7 +314,7 @@ class Ring:
             )
             self._end(number, out, error)
             return
-        one.again_at, one.wait_s = now + PROBE_S, PROBE_S
+        self._patience.heard(one, now)
         if payload is None or payload.revoked:
             if one.complete:
                 self._tell(out)

@@ -9,7 +9,7 @@ from shoal.protocol.machine import Sink
 from shoal.protocol.requests import Reduce
 
 LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
-PROBE_S = 0.2  # without progress, until the neighbours are asked; doubles
+PROBE_S, PROBE_MAX_S = 0.2, 4.0  # without progress, until the neighbours are asked; doubles
 
 
 Edges = tuple[tuple[int, int, int], ...]  # of each piece: (segment, start, stop)
@@ -37,7 +37,8 @@ class Sum:
     """The allreduce of one tensor.
 
     Attributes:
-        again_at: when the neighbours are asked, unless something arrives before.
+        heard_at: when something arrived, or the allreduce was requested.
+        wait_s: time without progress until the neighbours are asked.
         partial: pieces whose partial sum has not arrived.
         whole: pieces whose total sum has not arrived.
         added: bytes of a piece's partial sum that are added to this worker's values.
@@ -52,9 +53,11 @@ class Sum:
     edges: Edges
     workers: int
     index: int
-    again_at: float
+    heard_at: float
+    wait_s: float
 
     def __post_init__(self) -> None:
+        self.again_at = self.heard_at + self.wait_s  # when the neighbours are asked
         self.gathered = self.values is not self.ask.values
         last = (self.index + 1) % self.workers
         self.partial: dict[int, None] = {}
@@ -64,7 +67,6 @@ class Sum:
         self.added: dict[int, int] = {}
         self.sinks: dict[int, Sink] = {}  # by piece: of whole sums
         self.told = self.taken = False
-        self.wait_s = PROBE_S
 
     @property
     def complete(self) -> bool:
@@ -102,3 +104,21 @@ class Sum:
         for worker in range(1, self.workers):
             self.ask.add(into, self.view((worker + 1) % self.workers))
         self.ask.finish(into, self.workers)
+
+
+class Patience:
+    """How long the neighbours are not asked: twice what something has taken to come, of late.
+
+    On a slow link a piece is under way for longer than on a fast one, and asking has it sent twice.
+
+    wait_s:  time without progress until they are asked
+    """
+
+    def __init__(self) -> None:
+        self.wait_s = PROBE_S
+
+    def heard(self, one: Sum, now: float) -> None:
+        """A part of an allreduce has arrived."""
+        took_s = min(2 * (now - one.heard_at), PROBE_MAX_S)
+        self.wait_s = max(PROBE_S, took_s, 0.9 * self.wait_s)
+        one.heard_at, one.wait_s, one.again_at = now, self.wait_s, now + self.wait_s

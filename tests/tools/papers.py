@@ -1,6 +1,6 @@
 """What papers claim of their algorithms, measured on simulated clusters with real models and data.
 
-    python tests/tools/papers.py DATA [robust easgd bmuf diloco ssp] [--seeds 1]
+    python tests/tools/papers.py DATA [robust easgd bmuf diloco] [--seeds 1]
 
 DATA is the folder with data sets. Computing takes a fixed time of the simulated clock, and messages
 what the network's options say: the figures do not depend on this machine, only how long it takes to
@@ -11,7 +11,6 @@ import argparse
 import gzip
 import time
 from pathlib import Path
-from random import Random
 
 import torch
 from torch import Tensor, nn
@@ -269,55 +268,6 @@ def _asynchronous(parts, windows, alphabet, steps, seeds, of_sync) -> None:
         )
 
 
-# ---------------------------------------------------------------------------- bounded delay
-
-
-class Pace:
-    """How long the batches of a worker take, log-normal; `total` adds them up.
-
-    One of eight workers is four times as slow as the others, each for six batches in turn: a worker
-    that was always slower would set the pace under any bound.
-    """
-
-    def __init__(self, rank: int) -> None:
-        self.rank, self.random, self.total = rank, Random(rank), 0.0
-
-    def __call__(self, batch: int) -> float:
-        slow = 4.0 if batch // 6 % 8 == self.rank else 1.0
-        seconds = 0.02 * slow * self.random.lognormvariate(0.0, 0.2)
-        self.total += seconds
-        return seconds
-
-
-def ssp(data: Path, seeds: int) -> None:
-    """Li et al. 2014, figure 13: one slow worker; idle time falls with tau, and time has a best."""
-    (x, y), _, shape = pictures(data, "mnist", 20000)
-    goal, window = 0.35, 40
-    print(f"mnist: 8 workers, one 4 x slower in turn; until the mean of {window} losses is {goal}")
-    print(f"{'tau':>4} {'idle':>8} {'seconds':>9}")
-    for tau in (0, 1, 2, 4, 8, 16):
-        paces = [Pace(rank) for rank in range(8)]
-        batches = [Samples(x, y, rank, 8, 16, 0) for rank in range(8)]
-        workers, _ = run(
-            "ssp",
-            Access("sgd", {"lr": 0.05}),
-            lambda: LossModel(mlp(shape, 10)),
-            batches,
-            4,
-            batch_s=paces,
-            staleness=tau,
-        )
-        reached = []
-        for worker in workers:
-            losses = [result.loss for result in worker.results if result.weight]
-            for at in range(window, len(losses)):
-                if sum(losses[at - window : at]) / window < goal:
-                    reached.append(worker.times[at])
-                    break
-        idle = [1 - paces[rank].total / workers[rank].times[-1] for rank in range(8)]
-        print(f"{tau:>4} {sum(idle) / 8:8.3f} {max(reached, default=-1):9.2f}", flush=True)
-
-
 # ---------------------------------------------------------------------------- robust merges
 
 
@@ -359,7 +309,7 @@ def robust(data: Path, seeds: int) -> None:
         print(f"{merge:>14} {row[0]:8.4f} {row[1]:15.4f}", flush=True)
 
 
-EXPERIMENTS = {"robust": robust, "easgd": easgd, "bmuf": bmuf, "diloco": diloco, "ssp": ssp}
+EXPERIMENTS = {"robust": robust, "easgd": easgd, "bmuf": bmuf, "diloco": diloco}
 
 
 def main() -> None:

@@ -157,13 +157,13 @@ def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[flo
 
 def show_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     """The table of a comparison."""
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    table.add_column("cell", no_wrap=True, overflow="fold")
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column("cell", overflow="fold")
     reached = f"to {rows[0]['threshold']:.1%}" if rows else "time to"
     for title in ("accuracy", reached, "training", "bytes", "idle", "stale"):
-        table.add_column(title, justify="right", no_wrap=True)
+        table.add_column(title, justify="right", no_wrap=True, min_width=len(title))
     for row in rows:
-        spread = "" if row["accuracy_sd"] is None else f" ± {row['accuracy_sd']:.2%}"
+        spread = "" if row["accuracy_sd"] is None else f" ± {row['accuracy_sd']:.1%}"
         table.add_row(
             row["cell"],
             "" if row["accuracy"] is None else f"{row['accuracy']:.2%}{spread}",
@@ -171,7 +171,7 @@ def show_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> None
             f"{row['seconds']:.2f} s",
             decimal_bytes(row["bytes"]),
             "" if row["idle"] is None else f"{row['idle']:.0%}",
-            "" if row["staleness"] is None else f"{row['staleness']:.2f}",
+            "" if row["staleness"] is None else f"{row['staleness']:.1f}",
         )
     console.print(table)
 

@@ -156,7 +156,7 @@ def _cells_of(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     for column in COLUMNS:
         value, spread = row[column.name], row.get(f"{column.name}_sd")
         values = [each[column.name] for each in rows if each[column.name] is not None]
-        best = column.best is not None and len(values) > 1 and value == column.best(values)
+        best = column.best is not None and len({*values}) > 1 and value == column.best(values)
         text = "" if value is None else column.shown(value)
         said = "" if spread is None else column.shown(spread)
         found.append((text, f"± {said}" if said not in ("", column.shown(0.0)) else "", best))

@@ -21,6 +21,7 @@ SETTINGS = {
     "fedavg": {"fraction": 0.5},
     "bmuf": {"tau": 4, "block_momentum": 0.5},
     "diloco": {"tau": 4, "outer_momentum": 0.5},
+    "streaming_diloco": {"tau": 4, "fragments": 2, "outer_momentum": 0.5},
     "easgd": {"tau": 4},
     "eamsgd": {"tau": 4, "delta": 0.5},
     "gradient_coding": {"redundancy": 2},

@@ -10,6 +10,7 @@ get them. docs/papers.md has them, with the settings.
 import argparse
 import gzip
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -48,8 +49,9 @@ class Samples:
 def run(
     name, access, make_model, batches, epochs, max_steps=0, batch_s=BATCH_S, seed=0, **settings
 ):
-    """The workers of a simulated run, its world, and the bytes that they pushed and pulled."""
-    workers = []
+    """The workers of a simulated run, the bytes that they pushed and pulled, and sent in a step."""
+    workers: list[SimulatedWorker] = []
+    sent: dict[int, list[int]] = {}
     staleness = settings.pop("staleness", 0)
     for rank, own in enumerate(batches):
         torch.manual_seed(seed)
@@ -61,10 +63,32 @@ def run(
             settings=settings,
         )
         took = batch_s[rank] if isinstance(batch_s, list) else batch_s
-        workers.append(SimulatedWorker(strategies[name](options), make_model(), own, epochs, took))
+        made = SimulatedWorker(strategies[name](options), make_model(), own, epochs, took)
+        made.watched = Sent(sent.setdefault(rank, []))
+        workers.append(made)
     world = simulate_training(workers, 2, seed, LAN, max_steps)
     machines = [world.nodes[f"worker-{rank}"].machine for rank in range(len(workers))]
-    return workers, sum(each.bytes_pushed + each.bytes_pulled for each in machines)
+    peak = max(after - before for each in sent.values() for before, after in pairwise(each))
+    return workers, sum(each.bytes_pushed + each.bytes_pulled for each in machines), peak
+
+
+class Sent:
+    """Hooks that note how many bytes a worker has sent after each of its steps with data."""
+
+    def __init__(self, into: list[int]) -> None:
+        self.into = into
+
+    def __call__(self, client):
+        self.client = client
+        return self
+
+    def stepped(self, epoch, step, result):
+        if result.weight:
+            self.into.append(self.client.bytes_sent)
+
+    def exchanged(self): ...
+
+    def epoch_done(self, epoch, step): ...
 
 
 def small_cnn(shape, classes):
@@ -111,7 +135,7 @@ def easgd(data: Path, seeds: int) -> None:
                 found = []
                 for seed in range(seeds):
                     batches = [Samples(x, y, rank, 4, 32, seed) for rank in range(4)]
-                    workers, _ = run(
+                    workers, *_ = run(
                         strategy,
                         Access("sgd", {"lr": rate}),
                         lambda shape=shape: LossModel(small_cnn(shape, 10)),
@@ -145,7 +169,7 @@ def bmuf(data: Path, seeds: int) -> None:
             for seed in range(seeds):
                 batches = [Samples(x, y, rank, n, 32, seed) for rank in range(n)]
                 make = lambda: LossModel(mlp(shape, 10))  # noqa: E731
-                workers, _ = run(name, access, make, batches, 3, seed=seed, **settings)
+                workers, *_ = run(name, access, make, batches, 3, seed=seed, **settings)
                 accuracies.append(workers[0].model.evaluate(*test)[0])
                 samples = sum(r.weight for worker in workers for r in worker.results)
                 speed = samples / max(worker.times[-1] for worker in workers)
@@ -212,28 +236,28 @@ def diloco(data: Path, seeds: int) -> None:
     parts = train.chunk(4)
     steps = 3000
     print(f"tiny Shakespeare: 4 workers, {steps} steps of 32 characters each, AdamW 0.003, cosine")
-    print(f"{'run':>16} {'loss':>8} {'of sync':>8} {'bytes':>12} {'of sync':>8}")
+    print(f"{'run':>16} {'loss':>8} {'of sync':>8} {'bytes':>12} {'of sync':>8} {'in a step':>10}")
     base = (0.0, 0)
     adam = _adamw(steps)
     for name, settings in (
         ("sync", {}),
-        *(("diloco", {"tau": h, **OUTER}) for h in (1, 10, 50, 200)),
+        *(("diloco", {"tau": h, **OUTER}) for h in (1, 10, 50, 200, 52)),
+        ("streaming_diloco", {"tau": 52, "fragments": 4, **OUTER}),
     ):
-        losses, moved = [], 0
+        losses, moved, peak = [], 0, 0
         for seed in range(seeds):
             batches = [Text(part, steps, 32, seed * 10 + rank) for rank, part in enumerate(parts)]
             make = lambda: LossModel(CharModel(len(alphabet)))  # noqa: E731
-            workers, moved = run(name, adam, make, batches, 1, seed=seed, **settings)
+            workers, moved, peak = run(name, adam, make, batches, 1, seed=seed, **settings)
             with torch.no_grad():
                 scores = workers[0].model.module(windows[:, :-1])
                 losses.append(functional.cross_entropy(scores, windows[:, -1]).item())
         loss = sum(losses) / seeds
         base = base if base[1] else (loss, moved)
         label = f"H={settings['tau']}" if settings else "sync"
-        print(
-            f"{label:>16} {loss:8.4f} {loss / base[0]:8.3f} {moved:12,} {moved / base[1]:8.4f}",
-            flush=True,
-        )
+        label += ", P=4" if name == "streaming_diloco" else ""
+        shares = f"{loss:8.4f} {loss / base[0]:8.3f} {moved:12,} {moved / base[1]:8.4f}"
+        print(f"{label:>16} {shares} {peak:10,}", flush=True)
 
     _asynchronous(parts, windows, alphabet, steps, seeds, base[0])
 
@@ -256,7 +280,7 @@ def _asynchronous(parts, windows, alphabet, steps, seeds, of_sync) -> None:
             paces = [BATCH_S] * 3 + [4 * BATCH_S]
             make = lambda: LossModel(CharModel(len(alphabet)))  # noqa: E731
             adam = _adamw(max(counts))  # as `shoal train` has it: the longest worker's
-            workers, _ = run(name, adam, make, batches, 1, batch_s=paces, seed=seed, **settings)
+            workers, *_ = run(name, adam, make, batches, 1, batch_s=paces, seed=seed, **settings)
             seconds = max(worker.ended_s for worker in workers)
             with torch.no_grad():
                 scores = workers[0].model.module(windows[:, :-1])
@@ -294,7 +318,7 @@ def robust(data: Path, seeds: int) -> None:
                 kinds = [Poisoned if rank == wrong else LossModel for rank in range(8)]
                 made = iter(kinds)
                 batches = [Samples(x, y, rank, 8, 32, seed) for rank in range(8)]
-                workers, _ = run(
+                workers, *_ = run(
                     "sync",
                     Access("sgd", {"lr": 0.1}),
                     lambda made=made: next(made)(mlp(shape, 10)),

@@ -6,7 +6,14 @@
 from shoal.strategies.base import Model, StepResult, Strategy, StrategyOptions, strategies
 from shoal.strategies.loop import leased_program, train_program
 
-from . import allreduce, delayed, elastic, local_updates, servers  # noqa: F401  (they register themselves)
+from . import (  # noqa: F401  (they register themselves)
+    allreduce,
+    delayed,
+    elastic,
+    local_updates,
+    servers,
+    streaming,
+)
 
 __all__ = [
     "Model",

@@ -139,7 +139,7 @@ class Strategy(ABC):
     in_step: ClassVar[bool] = False
     uses_servers: ClassVar[bool] = True
     takes_copies: ClassVar[bool] = False
-    idle_rounds: ClassVar[int] = 1
+    idle_rounds: int = 1
     repeats: ClassVar[bool] = False
     on_workers: ClassVar[bool] = False
     Settings: ClassVar[type[StrategySettings]] = StrategySettings

@@ -263,7 +263,7 @@ class BMUF(LocalUpdates):
         self.momentum = 1 - 1 / options.workers if momentum < 0 else momentum
 
     def outer(self) -> Access:
-        return _momentum_sgd(self.settings.block_lr, self.momentum, self.settings.nesterov)
+        return momentum_sgd(self.settings.block_lr, self.momentum, self.settings.nesterov)
 
 
 class DiLoCo(LocalUpdates):
@@ -298,7 +298,7 @@ class DiLoCo(LocalUpdates):
 
     def outer(self) -> Access:
         momentum = self.settings.outer_momentum
-        return _momentum_sgd(self.settings.outer_lr, momentum, momentum > 0)
+        return momentum_sgd(self.settings.outer_lr, momentum, momentum > 0)
 
     def _round_for(self, share: float) -> Generator[Any, Any, tuple[int, float]]:
         if not self._async or not share:
@@ -313,7 +313,8 @@ def _hash(*numbers: int) -> bytes:
     return blake2b(repr(numbers).encode(), digest_size=8).digest()
 
 
-def _momentum_sgd(lr: float, momentum: float, nesterov: bool) -> Access:
+def momentum_sgd(lr: float, momentum: float, nesterov: bool) -> Access:
+    """SGD as the outer optimizer; without momentum it is plain."""
     if not momentum:
         return Access("sgd", {"lr": lr})
     return Access("sgd", {"lr": lr, "momentum": momentum, "nesterov": nesterov})

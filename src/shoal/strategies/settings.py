@@ -144,4 +144,15 @@ class DiLoCoSettings(QuorumSettings, frozen=True, kw_only=True):
     outer_lr: Annotated[float, setting("learning rate of the outer optimizer", gt=0)] = 0.7
     outer_momentum: Annotated[float, setting("Nesterov momentum of the outer optimizer; 0: none", ge=0, lt=1)] = 0.9
     staleness_power: Annotated[float, setting("p: what comes s rounds late weighs 1 / (1 + s)^p; async", ge=0)] = 0.5
+
+
+class StreamingDiLoCoSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "streaming_diloco"."""
+
+    tau: Annotated[int, setting("H: inner steps between two exchanges of a fragment, a multiple of fragments", ge=1)] = 40
+    fragments: Annotated[int, setting("P: parts of the parameters, exchanged one after the other", ge=1, le=1024)] = 4
+    overlap: Annotated[int, setting("tau: inner steps that are taken while a fragment is exchanged", ge=0)] = 1
+    mixing: Annotated[float, setting("alpha: weight of a worker's own parameters where they meet what has come meanwhile", ge=0, lt=1)] = 0.5
+    outer_lr: Annotated[float, setting("learning rate of the outer optimizer", gt=0)] = 0.7
+    outer_momentum: Annotated[float, setting("Nesterov momentum of the outer optimizer; 0: none", ge=0, lt=1)] = 0.9
 # fmt: on

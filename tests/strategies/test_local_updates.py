@@ -176,7 +176,7 @@ def test_a_displacement_weighs_less_by_the_rounds_that_it_is_late():
             "diloco",
             {"H": 4},
             UnknownName,
-            "unknown setting of strategy 'diloco' 'H' .known: grace_s",
+            "unknown setting of strategy 'diloco' 'H' .known: exchange, grace_s",
         ),
         (
             "diloco",
@@ -193,3 +193,32 @@ def test_a_displacement_weighs_less_by_the_rounds_that_it_is_late():
 def test_a_wrong_setting_is_refused_by_name(name, settings, error, message):
     with pytest.raises(error, match=message):
         strategies[name](StrategyOptions(settings=settings))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("model_averaging", {"tau": 5}),
+        ("local_sgd", {"tau": 5, "after": 3}),
+        ("fedavg", {"fraction": 0.6}),
+        ("bmuf", {"tau": 4, "nesterov": True}),
+        ("diloco", {"tau": 5, "outer_momentum": 0.5}),
+    ],
+)
+def test_without_servers_it_is_the_same_algorithm(name, settings):
+    """Uneven splits, two epochs, an outer optimizer with a state: servers, and an allreduce."""
+    batches = [each[:count] for each, count in zip(around(3, 20, 1.0), (20, 13, 0), strict=True)]
+    through = train(name, batches, smooth, epochs=2, **settings)
+    without = train(name, batches, smooth, epochs=2, exchange="allreduce", **settings)
+    for one, other in zip(through, without, strict=True):
+        assert torch.allclose(one.model.x, other.model.x, rtol=1e-12, atol=1e-13)
+        assert [r.loss for r in one.results if r.weight] == pytest.approx(
+            [r.loss for r in other.results if r.weight], rel=1e-10
+        )
+        assert torch.equal(other.model.x, without[0].model.x)
+
+
+@pytest.mark.parametrize("more", [{"mode": "async"}, {"quorum": 1}])
+def test_an_allreduce_waits_for_all(more):
+    with pytest.raises(InvalidValue, match="'allreduce' waits for all"):
+        strategies["diloco"](StrategyOptions(workers=2, settings={"exchange": "allreduce", **more}))

@@ -242,7 +242,7 @@ def diloco(data: Path, seeds: int) -> None:
     for name, settings in (
         ("sync", {}),
         *(("diloco", {"tau": h, **OUTER}) for h in (1, 10, 50, 200, 52)),
-        ("streaming_diloco", {"tau": 52, "fragments": 4, **OUTER}),
+        ("streaming_diloco", {"tau": 52, "fragments": 4, "mixing": 0.0, **OUTER}),
     ):
         losses, moved, peak = [], 0, 0
         for seed in range(seeds):

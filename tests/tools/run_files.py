@@ -76,7 +76,9 @@ def write_files(folder: Path) -> None:
     run.token.write_text("0123456789abcdef")
     for rank in range(JOB.workers):
         figures = ("accuracy", "loss", "best_accuracy", "staleness", "samples", "seconds", "steps")
-        numbers = dict.fromkeys((*figures, "bytes_pushed", "bytes_pulled"), 1 + rank)
+        numbers = dict.fromkeys(
+            (*figures, "bytes_pushed", "bytes_pulled", "bytes_sent", "bytes_received"), 1 + rank
+        )
         run.write_result(rank, numbers)
     run.error("worker-0").write_text(
         json.dumps({"type": "DataCorrupt", "message": "text", "story": ["1.0 a", "2.0 b"]})

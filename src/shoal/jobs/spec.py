@@ -14,7 +14,7 @@ from shoal.jobs.trust import names_code
 from shoal.registry import unknown
 from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, read_whole
 from shoal.storage.run_folder import RunFolder
-from shoal.strategies import StrategyOptions
+from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access, Options
 
 T = TypeVar("T")
@@ -72,6 +72,11 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     def worker_batch(self) -> int:
         """Samples a worker and step."""
         return self.global_batch_size // self.workers or self.batch_size
+
+    @property
+    def uses_servers(self) -> bool:
+        """Whether its strategy, with its settings, has the parameters in tables on servers."""
+        return strategies[self.strategy].with_servers(self.set)
 
     @property
     def data_is_named(self) -> bool:

@@ -12,11 +12,9 @@ worker's own parameters.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from shoal.collective.base import AllReduce
 from shoal.strategies.base import (
     Model,
     Program,
@@ -25,26 +23,9 @@ from shoal.strategies.base import (
     StrategyOptions,
     strategies,
 )
+from shoal.strategies.reduction import WeightedMean, spread_values
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-@dataclass(frozen=True)
-class _Group:
-    """The parameters of one buffer, prepared for all steps.
-
-    Attributes:
-        update: the flat gradient, a view of the buffer that is reduced.
-        share: the element behind it: this worker's weight, then the mean weight.
-        reduction: the allreduce of both.
-    """
-
-    update: Tensor
-    share: Tensor
-    reduction: AllReduce
 
 
 class AllReduceSGD(Strategy):
@@ -67,14 +48,14 @@ class AllReduceSGD(Strategy):
     name: ClassVar[str] = "allreduce"
     summary: ClassVar[str] = "synchronous SGD without servers, by allreduce"
     in_step: ClassVar[bool] = True
-    uses_servers: ClassVar[bool] = False
+    uses_servers: bool = False
     on_workers: ClassVar[bool] = True
     source: ClassVar[str] = "Patarasuk & Yuan 2009, section 3"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
         self._optimizer = WorkerOptimizer(options)
-        self._groups: list[_Group] = []
+        self._gradients: WeightedMean | None = None
 
     @property
     def updates(self) -> int:
@@ -86,18 +67,12 @@ class AllReduceSGD(Strategy):
 
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         yield from self.spread(model, rank == 0)
-        wires = sorted(model.wires.items())
-        self._optimizer.bind(model, {buffer: wire[:-1] for buffer, wire in wires})
-        self._groups = [
-            _Group(wire[:-1], wire[-1], AllReduce(wire, mean=True)) for _, wire in wires
-        ]
+        self._optimizer.bind(model, {buffer: wire[:-1] for buffer, wire in model.wires.items()})
+        self._gradients = WeightedMean(model.wires)
 
     def spread(self, model: Model, writes: bool) -> Program:
         """Replace the parameters by those of the worker that `writes`."""
-        for _, values in sorted(model.values.items()):
-            if not writes:
-                values.zero_()  # the sum is then the writer's
-            yield AllReduce(values)
+        yield from spread_values(model, writes)
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
@@ -111,18 +86,8 @@ class AllReduceSGD(Strategy):
 
         Returns the workers' mean weight, in units of `StrategyOptions.batch`.
         """
-        share, total = weight / self.options.batch, 0.0
-        for group in self._groups:
-            if not share:
-                group.update.zero_()
-            elif share != 1:
-                group.update.mul_(share)
-            group.share.fill_(share)
-            yield group.reduction
-            total = group.share.item()
-            if total and total != 1:
-                group.update.div_(total)
-        return total
+        assert self._gradients is not None, "begin comes first"
+        return (yield from self._gradients.over_workers(weight / self.options.batch))
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()

@@ -137,7 +137,7 @@ class Strategy(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     in_step: ClassVar[bool] = False
-    uses_servers: ClassVar[bool] = True
+    uses_servers: bool = True
     takes_copies: ClassVar[bool] = False
     idle_rounds: int = 1
     repeats: ClassVar[bool] = False
@@ -149,6 +149,11 @@ class Strategy(ABC):
         self.options = options
         self.settings: Any = settings_of(self.name, self.Settings, options.settings)
         self.rates: Mapping[str, float] = {}
+
+    @classmethod
+    def with_servers(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether the parameters are in tables on servers, with these settings."""
+        return cls.uses_servers
 
     @abstractmethod
     def tables(self, model: Model) -> list[TableSpec]:

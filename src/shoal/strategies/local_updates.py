@@ -1,4 +1,4 @@
-"""Local-update strategies: H steps on a worker's own parameters, then one exchange through servers.
+"""Local-update strategies: H steps on a worker's own parameters, then one exchange with the others.
 
 All of them are one algorithm. Worker i starts from the global parameters theta and takes H steps of
 the inner optimizer with its own batches, to theta_i. What it pushes is how far it has come; servers
@@ -8,11 +8,15 @@ average that by samples and hand it to an outer optimizer as if it were a gradie
 
 (FedOpt: Reddi et al. 2021, algorithm 1.) The strategies differ in H, in who takes part, and in the
 outer optimizer. With SGD at rate 1 the new parameters are the average of the workers'.
+
+With `exchange` "allreduce" there are no servers: the workers average among themselves, and each
+runs the outer optimizer, on the same values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +34,7 @@ from shoal.strategies.base import (
     strategies,
     table_specs,
 )
+from shoal.strategies.reduction import WeightedMean, spread_values
 from shoal.strategies.settings import (
     AveragingSettings,
     BMUFSettings,
@@ -54,7 +59,8 @@ class LocalUpdates(Strategy):
     not) and who takes part (`takes_part`).
 
     State: on each worker the inner optimizer's slots, in `state_dict`; the outer optimizer's slots
-    are in the tables, and so are the parameters of the last exchange. A worker that is late for a
+    are in the tables, and so are the parameters of the last exchange (on workers, without servers,
+    and then in no checkpoint). A worker that is late for a
     round is waited for, unless `consistency` has another rule.
     """
 
@@ -65,13 +71,20 @@ class LocalUpdates(Strategy):
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
+        self.uses_servers = self.with_servers(options.settings)
         self._inner = WorkerOptimizer(options)
+        self._outer: WorkerOptimizer | None = None  # without servers
+        self._mean: WeightedMean | None = None
         self._ops: TableOps | None = None
         self._moved: dict[str, Tensor] = {}  # by buffer: what is pushed
         self._before: dict[str, Tensor] = {}  # by buffer: the parameters of the last exchange
         self._weight = 0.0  # of the batches since then
         self._steps = 0
         self.clock = 0
+
+    @classmethod
+    def with_servers(cls, settings: Mapping[str, Any]) -> bool:
+        return bool(settings.get("exchange", "servers") == "servers")
 
     @property
     def round(self) -> int:
@@ -87,6 +100,8 @@ class LocalUpdates(Strategy):
         return True
 
     def tables(self, model: Model) -> list[TableSpec]:
+        if not self.uses_servers:
+            return []
         return table_specs(model, self.options, self.consistency, self.outer())
 
     def period(self, clock: int) -> int:
@@ -95,19 +110,32 @@ class LocalUpdates(Strategy):
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         import torch
 
-        self._moved = {buffer: torch.empty_like(each) for buffer, each in model.grads.items()}
+        wires = {buffer: each.new_empty(len(each) + 1) for buffer, each in model.values.items()}
+        self._moved = {buffer: wire[:-1] for buffer, wire in wires.items()}
         self._ops = TableOps(model, self.options.prefix, self._moved)
         self._inner.bind(model, model.grads)
         self.clock = clock
-        yield from self._ops.begin(writes=rank == 0 and not clock)
+        if self.uses_servers:
+            yield from self._ops.begin(writes=rank == 0 and not clock)
+        else:
+            yield from spread_values(model, rank == 0)
         self._before = {buffer: torch.clone(values) for buffer, values in model.values.items()}
         self._weight, self._steps = 0.0, 0
+        if not self.uses_servers:
+            self._mean = WeightedMean(wires)
+            self._outer = WorkerOptimizer(
+                replace(self.options, access=self.outer(), accesses={}, update=None)
+            )
+            self._outer.bind(_Parameters(self._before), self._moved)
 
     def spread(self, model: Model, writes: bool) -> Program:
         """Replace the parameters of all workers, and the tables', by those of the one that
         `writes`."""
         assert self._ops is not None, "begin comes first"
-        yield from self._ops.spread(writes)
+        if self.uses_servers:
+            yield from self._ops.spread(writes)
+        else:
+            yield from spread_values(model, writes)
         for buffer, values in model.values.items():
             self._before[buffer].copy_(values)
         self._weight, self._steps = 0.0, 0
@@ -133,6 +161,9 @@ class LocalUpdates(Strategy):
         share, self._weight, self._steps = self._weight, 0.0, 0
         for buffer, values in model.values.items():
             self._moved[buffer].copy_(self._before[buffer]).sub_(values)
+        if self._mean is not None:
+            others = yield from self._average(model, share)
+            return StepResult(loss, weight, others)
         pushes = self._ops.pushes({}) if share else ()
         at, share = yield from self._round_for(share)
         try:
@@ -146,6 +177,18 @@ class LocalUpdates(Strategy):
             self._before[buffer].copy_(values)
         return StepResult(loss, weight, outcome.round_weight)
 
+    def _average(self, model: Model, share: float) -> Generator[Any, Any, float]:
+        """Exchange without servers; return the workers' mean weight."""
+        assert self._mean is not None
+        assert self._outer is not None
+        others = yield from self._mean.over_workers(share)
+        self.clock += 1
+        if others:
+            self._outer.step({})
+        for buffer, values in model.values.items():
+            values.copy_(self._before[buffer])
+        return others
+
     def _round_for(self, share: float) -> Generator[Any, Any, tuple[int, float]]:
         """Return the clock of the round for this worker's steps, and their weight in it."""
         yield from ()
@@ -158,7 +201,8 @@ class LocalUpdates(Strategy):
     def end(self, model: Model) -> Program:
         assert self._ops is not None
         yield from self.flush(model)
-        yield from self._ops.end()
+        if self.uses_servers:
+            yield from self._ops.end()
 
     def state_dict(self) -> dict[str, Any]:
         return self._inner.state_dict()
@@ -293,6 +337,8 @@ class DiLoCo(LocalUpdates):
         super().__init__(options)
         of, workers = self.settings, options.workers
         self._async = of.mode == "async"
+        if not self.uses_servers and (self._async or of.quorum):
+            raise InvalidValue("exchange 'allreduce' waits for all: no quorum, and no mode async")
         quorum = of.quorum or (max(1, workers - 1) if self._async else 0)
         self.consistency = bsp(quorum_of(quorum, of.grace_s, workers))
 
@@ -307,6 +353,13 @@ class DiLoCo(LocalUpdates):
         outcome: Outcome = yield Exchange(pulls=self._ops.pulls)  # what they bring is not used
         late = max(0, outcome.clock_min - self.clock)
         return self.clock + late, share / (1 + late) ** self.settings.staleness_power
+
+
+@dataclass(frozen=True)
+class _Parameters:
+    """Values that an optimizer updates, as a model has them."""
+
+    values: dict[str, Tensor]
 
 
 def _hash(*numbers: int) -> bytes:

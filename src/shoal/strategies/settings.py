@@ -75,6 +75,8 @@ class SyncSettings(QuorumSettings, frozen=True, kw_only=True):
 
 Tau = Annotated[int, setting("H: local steps between two exchanges", ge=1)]
 
+ExchangeBy = Annotated[Literal["servers", "allreduce"], setting("what averages: servers, or the workers among themselves, without servers")]
+
 
 class DownpourSettings(StrategySettings, frozen=True, kw_only=True):
     """Settings of "downpour"."""
@@ -110,6 +112,7 @@ class AveragingSettings(StrategySettings, frozen=True, kw_only=True):
     """Settings of "model_averaging"."""
 
     tau: Tau = 16
+    exchange: ExchangeBy = "servers"
 
 
 class PostLocalSettings(StrategySettings, frozen=True, kw_only=True):
@@ -117,6 +120,7 @@ class PostLocalSettings(StrategySettings, frozen=True, kw_only=True):
 
     tau: Tau = 16
     after: Annotated[int, setting("t': rounds with one step each before the first with tau steps", ge=0)] = 0
+    exchange: ExchangeBy = "servers"
 
 
 class FedAvgSettings(StrategySettings, frozen=True, kw_only=True):
@@ -125,6 +129,7 @@ class FedAvgSettings(StrategySettings, frozen=True, kw_only=True):
     fraction: Annotated[float, setting("C: share of the workers that take part in a round", gt=0, le=1)] = 1.0
     local_epochs: Annotated[int, setting("E: passes of a worker over its own data in a round", ge=1)] = 1
     seed: Annotated[int, setting("seed of the draws of who takes part", ge=0)] = 0
+    exchange: ExchangeBy = "servers"
 
 
 class BMUFSettings(StrategySettings, frozen=True, kw_only=True):
@@ -134,6 +139,7 @@ class BMUFSettings(StrategySettings, frozen=True, kw_only=True):
     block_momentum: Annotated[float, setting("eta: momentum of the blocks; -1 for 1 - 1/N with N workers", ge=-1, lt=1)] = -1.0
     block_lr: Annotated[float, setting("zeta: learning rate of the blocks", gt=0)] = 1.0
     nesterov: Annotated[bool, setting("workers start from where the momentum leads (NBM), not from the classic position (CBM)")] = False
+    exchange: ExchangeBy = "servers"
 
 
 class DiLoCoSettings(QuorumSettings, frozen=True, kw_only=True):
@@ -144,6 +150,7 @@ class DiLoCoSettings(QuorumSettings, frozen=True, kw_only=True):
     outer_lr: Annotated[float, setting("learning rate of the outer optimizer", gt=0)] = 0.7
     outer_momentum: Annotated[float, setting("Nesterov momentum of the outer optimizer; 0: none", ge=0, lt=1)] = 0.9
     staleness_power: Annotated[float, setting("p: what comes s rounds late weighs 1 / (1 + s)^p; async", ge=0)] = 0.5
+    exchange: ExchangeBy = "servers"
 
 
 class StreamingDiLoCoSettings(StrategySettings, frozen=True, kw_only=True):

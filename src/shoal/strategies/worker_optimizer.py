@@ -6,14 +6,21 @@ It is the access method that a server would run, on the worker's own flat parame
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.strategies.base import Model, StrategyOptions
+from shoal.strategies.base import StrategyOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from shoal.tables.access import Prepared
+
+
+class Values(Protocol):
+    """What has parameters by buffer: a model, or copies of its parameters."""
+
+    @property
+    def values(self) -> dict[str, Tensor]: ...
 
 
 class WorkerOptimizer:
@@ -32,7 +39,7 @@ class WorkerOptimizer:
         self._apply: dict[str, Prepared] = {}
         self.updates = 0
 
-    def bind(self, model: Model, updates: Mapping[str, Tensor]) -> None:
+    def bind(self, model: Values, updates: Mapping[str, Tensor]) -> None:
         """Prepare for a model; `updates` holds, by buffer, the (n,) gradients of every step."""
         import torch
 

@@ -25,7 +25,6 @@ from shoal.jobs.simulated_time import SimulatedTime
 from shoal.jobs.spec import JobSpec
 from shoal.storage.comparison_folder import ComparisonFolder
 from shoal.storage.run_folder import RunFolder
-from shoal.strategies import strategies
 
 TITLE = "run"  # of a cell's run, in a folder that says which cell's
 
@@ -78,7 +77,7 @@ def on_processes(
 
 def _limited(stack: ExitStack, run: CellRun) -> Any:
     """Makes the engine of hosts whose links have the cell's bandwidth."""
-    servers = run.job.servers if strategies[run.job.strategy].uses_servers else 0
+    servers = run.job.servers if run.job.uses_servers else 0
     names = [
         "scheduler",
         *(f"server-{rank}" for rank in range(servers)),

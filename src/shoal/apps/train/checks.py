@@ -27,7 +27,7 @@ def check_job(job: JobSpec) -> None:
         (job.slow_workers != "wait", "sums over all workers and can drop none"),
         (job.on_worker_loss != "stop", "sums over all workers and ends when one is lost"),
     ):
-        if asked and not traits.uses_servers:
+        if asked and not job.uses_servers:
             raise InvalidValue(f"strategy {job.strategy!r} {what}")
     strategy = traits(job.strategy_options(updates=1))
     settings = strategy.settings
@@ -45,7 +45,7 @@ def check_job(job: JobSpec) -> None:
         )
     if job.on_worker_loss == "reassign":
         _check_leases(job)
-    if traits.uses_servers:
+    if job.uses_servers:
         need_servers(job.servers)
     if job.data_is_named:
         find_source(job.data)

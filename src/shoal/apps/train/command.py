@@ -42,6 +42,8 @@ FIGURES = (  # of each worker, in the summary
     "steps",
     "bytes_pushed",
     "bytes_pulled",
+    "bytes_sent",
+    "bytes_received",
 )
 
 
@@ -128,7 +130,7 @@ def tasks_of(
     passed:  clock of the checkpoint that the run continues from
     """
     counts: dict[str, Any] = {"workers": job.workers + more_workers}
-    if not strategies[job.strategy].uses_servers:
+    if not job.uses_servers:
         counts |= {"servers": 0, "replicas": 1}
     tasks = run_tasks(
         engine,
@@ -181,11 +183,13 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "may_repeat": 0 if closes(job) else len(returned),
         "bytes_pushed": sum(r["bytes_pushed"] for r in results),
         "bytes_pulled": sum(r["bytes_pulled"] for r in results),
+        "bytes_sent": sum(r["bytes_sent"] for r in results),
+        "bytes_received": sum(r["bytes_received"] for r in results),
         "run_dir": str(folder.path),
         "title": job.title,
         "strategy": job.strategy,
         "workers": job.workers,
-        "servers": job.servers if strategies[job.strategy].uses_servers else 0,
+        "servers": job.servers if job.uses_servers else 0,
         "by_worker": results,
     }
 

@@ -103,7 +103,7 @@ def compared(suite: str, trees: list[Path], rounds: int) -> tuple[list[list[Time
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suite", choices=("wire", "sparse", "train", "allreduce"))
+    parser.add_argument("suite", choices=("wire", "dense", "sparse", "train", "allreduce"))
     parser.add_argument("trees", nargs="*", type=Path)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--again", action="store_true", help="run the first tree once more")

@@ -36,6 +36,16 @@ def test_an_axis_is_left_out_for_strategies_that_do_not_have_it():
     assert easgd[-1].job(0, "").set == {"tau": 16, "beta": 0.9}
 
 
+def test_settings_with_commas_between_them_have_the_same_value():
+    grid = {"strategy": ["downpour", "easgd"], "set": {"tau,n_push,n_fetch": [1, 8]}}
+    cells = Comparison(grid=grid).cells()
+    assert [cell.name for cell in cells] == [
+        *("downpour n_push=1", "downpour n_push=8", "easgd tau=1", "easgd tau=8"),
+    ]
+    assert cells[1].job(0, "").set == {"n_push": 8, "n_fetch": 8}
+    assert cells[3].job(0, "").set == {"tau": 8}
+
+
 def test_a_single_value_is_in_no_name():
     grid = {"strategy": ["easgd", "sync"], "workers": [3], "set": {"tau": [5]}}
     cells = Comparison(grid=grid).cells()

@@ -63,7 +63,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         job: fields of `JobSpec`, of all cells.
         grid: by axis, its values. An axis that a strategy does not have, such as the staleness of
-            ssp, is left out for that strategy. `set` has axes of settings, such as {tau: [1, 4]}.
+            ssp, is left out for that strategy. `set` has axes of settings, such as {tau: [1, 4]};
+            "tau,n_push" is one axis of two settings.
         strategies: by strategy, fields of its cells that differ from `job`, such as its rate.
         simulation: what simulated time goes by.
         measured: seconds a batch, as they were measured here, by model and size of a batch.
@@ -132,13 +133,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         }
         shown = [strategy_label(name)]
         for axis, value in values.items():
-            setting = setting_of(axis)
-            if setting:
-                settings[setting] = value
-            elif axis != BANDWIDTH:
+            varied = settings_of(axis, name)
+            settings |= dict.fromkeys(varied, value)
+            if not varied and axis != BANDWIDTH:
                 fields[axis] = value
             if len(axes[axis]) > 1:
-                shown.append(f"{setting or axis}={value}")
+                shown.append(f"{(*varied, axis)[0]}={value}")
         fields["set"] = settings
         bandwidth = values.get(BANDWIDTH, 0)
         if not isinstance(bandwidth, int | float) or not 0 <= bandwidth < 1e6:
@@ -163,9 +163,19 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return found
 
 
-def setting_of(axis: str) -> str:
-    """The setting that an axis varies, "" if it is a field of the job."""
-    return axis.removeprefix(SET).rpartition(".")[2] if axis.startswith(SET) else ""
+def names_of(axis: str) -> list[str]:
+    """What an axis varies: a field, or one or more settings.
+
+    >>> names_of("workers"), names_of("set.tau"), names_of("set.downpour.n_push,n_fetch")
+    (['workers'], ['tau'], ['n_push', 'n_fetch'])
+    """
+    return axis.removeprefix(SET).rpartition(".")[2].split(",")
+
+
+def settings_of(axis: str, strategy: str) -> list[str]:
+    """The settings that an axis varies and the strategy has; none, if it is a field of the job."""
+    known = strategies[strategy].Settings.__struct_fields__
+    return [name for name in names_of(axis) if name in known] if axis.startswith(SET) else []
 
 
 def strategy_label(name: str) -> str:
@@ -176,13 +186,16 @@ def strategy_label(name: str) -> str:
 def applies(axis: str, strategy: str) -> bool:
     """Whether a strategy has what an axis varies: "set.tau", or "set.easgd.tau" for one of them.
 
+    Several settings with commas between them have the same value: "set.tau,n_push", of which a
+    strategy has one or more.
+
     >>> applies("set.tau", "easgd"), applies("set.tau", "sync"), applies("set.bmuf.tau", "easgd")
     (True, False, False)
     """
     kind: type[Strategy] = strategies[strategy]
     if axis.startswith(SET):
         whose = axis.removeprefix(SET).rpartition(".")[0]
-        has = setting_of(axis) in kind.Settings.__struct_fields__
+        has = bool(settings_of(axis, strategy))
         return has and whose in ("", strategy, strategy_label(strategy))
     return {
         "staleness": strategy == "ssp",

@@ -11,6 +11,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
+from shoal.jobs.comparison import names_of
 from shoal.reports.comparison import CellRuns, time_to
 from shoal.reports.curves import Curves, Point
 
@@ -193,7 +194,7 @@ def _sweeps(cells: Sequence[CellRuns], threshold: float) -> list[Figure]:
         swept = {x for line in lines.values() for x, _ in line}
         if len(swept) < SWEPT_LEAST:
             continue
-        label = axis.removeprefix("set.")
+        label = names_of(axis)[0]
         for name, what, measure, percent in MEASURES:
             if name == "time" and not threshold:
                 continue
@@ -245,5 +246,5 @@ def _lines(cells: Sequence[CellRuns], axis: str) -> dict[str, list[tuple[float, 
 
 
 def _without(cell: CellRuns, axis: str) -> str:
-    label = f"{axis.removeprefix('set.').rpartition('.')[2]}="
-    return " ".join(word for word in cell.name.split() if not word.startswith(label))
+    names = names_of(axis)
+    return " ".join(word for word in cell.name.split() if word.partition("=")[0] not in names)

@@ -12,7 +12,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from shoal.jobs.comparison import Comparison
+from shoal.jobs.comparison import Comparison, names_of
 from shoal.reports.comparison import CellRuns, ComparedRuns
 from shoal.reports.events import Run
 from shoal.reports.figures import figures_of
@@ -97,7 +97,7 @@ def page_of_comparison(compared: ComparedRuns) -> Page:
     comparison, path = compared.comparison, compared.path
     axes = list(dict.fromkeys(axis for cell in compared.cells for axis in cell.values))
     varied = [
-        axis.removeprefix("set.")
+        names_of(axis)[0]
         for axis in axes
         if len({str(cell.values[axis]) for cell in compared.cells if axis in cell.values}) > 1
     ]

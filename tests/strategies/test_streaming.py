@@ -93,7 +93,7 @@ def test_what_was_not_exchanged_is_exchanged_at_the_end():
     ("settings", "told"),
     [
         ({"tau": 10, "fragments": 4}, "tau 10 .* is no multiple of its 4 fragments"),
-        ({"tau": 8, "fragments": 4, "overlap": 2}, "less than tau / fragments = 2"),
+        ({"tau": 8, "fragments": 4, "overlap": 2}, "has to be less than tau / fragments = 2"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, told):

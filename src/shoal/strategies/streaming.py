@@ -63,8 +63,8 @@ class StreamingDiLoCo(LocalUpdates):
             )
         if of.overlap >= self.period(0):
             raise InvalidValue(
-                f"overlap {of.overlap} of strategy {self.name!r} is less than tau / fragments = "
-                f"{self.period(0)}, because one fragment is exchanged at a time"
+                f"overlap {of.overlap} of strategy {self.name!r} has to be less than tau / "
+                f"fragments = {self.period(0)}, because one fragment is exchanged at a time"
             )
         self.idle_rounds = int(of.fragments)  # the others follow the one that is due
         self._fresh: dict[str, Tensor] = {}  # by buffer: what is pulled

@@ -21,7 +21,7 @@ from shoal.apps.compare.runs import (
 )
 from shoal.apps.train.checks import check_inputs, check_job
 from shoal.data.places import search_path
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, UnknownName
 from shoal.jobs.comparison import Comparison, comparison_from, dump_comparison
 from shoal.jobs.simulated_time import check_simulated
 from shoal.jobs.spec import JobSpec
@@ -42,12 +42,15 @@ def begin_comparison(
     cells = comparison.cells()
     seen: list[JobSpec] = []
     for cell in cells:
-        job = cell.job(comparison.seeds_of()[0], str(out))
-        check_job(job)
-        if comparison.simulated:
-            check_simulated(job, comparison.simulation)
-        elif cell.bandwidth:
-            check_limited(job)
+        try:
+            job = cell.job(comparison.seeds_of()[0], str(out))
+            check_job(job)
+            if comparison.simulated:
+                check_simulated(job, comparison.simulation)
+            elif cell.bandwidth:
+                check_limited(job)
+        except (InvalidValue, UnknownName) as error:
+            raise type(error)(f"cell {cell.name!r}: {error.message}") from None
         inputs = msgspec.structs.replace(
             job, strategy="sync", staleness=0, apply_at="arrival", set={}
         )

@@ -174,14 +174,30 @@ def _staleness(cells: Sequence[CellRuns]) -> Figure:
     )
 
 
-MEASURES: tuple[tuple[str, str, Callable[[Curves, float], float | None], bool], ...] = (
-    ("time", "seconds", lambda curves, threshold: time_to(curves, threshold), False),
-    ("idle", "idle share", lambda curves, _: fmean(curves.idle.values()), True),
-    (
-        "final",
-        "final test accuracy",
+@dataclass(frozen=True)
+class _Measure:
+    """A figure of a run that is drawn against an axis; None where a run does not have it."""
+
+    name: str
+    title: str
+    y: str
+    value: Callable[[Curves, float], float | None]
+    percent: bool = True
+
+
+MEASURES = (
+    _Measure(
+        *("time", "Time to an accuracy of {threshold:.1%} against {axis}", "seconds"),
+        lambda curves, threshold: time_to(curves, threshold) if threshold else None,
+        percent=False,
+    ),
+    _Measure(
+        *("idle", "Idle time against {axis}", "idle share"),
+        lambda curves, _: fmean(curves.idle.values()) if curves.idle else None,
+    ),
+    _Measure(
+        *("final", "Final accuracy against {axis}", "final test accuracy"),
         lambda curves, _: curves.accuracy[-1].value if curves.accuracy else None,
-        True,
     ),
 )
 
@@ -191,53 +207,48 @@ def _sweeps(cells: Sequence[CellRuns], threshold: float) -> list[Figure]:
     found = []
     for axis in dict.fromkeys(axis for cell in cells for axis in cell.values):
         lines = _lines(cells, axis)
-        swept = {x for line in lines.values() for x, _ in line}
-        if len(swept) < SWEPT_LEAST:
+        if len({x for line in lines.values() for x, _ in line}) < SWEPT_LEAST:
             continue
         label = names_of(axis)[0]
-        for name, what, measure, percent in MEASURES:
-            if name == "time" and not threshold:
-                continue
-            title = {
-                "time": f"Time to an accuracy of {threshold:.1%} against {label}",
-                "idle": f"Idle time against {label}",
-                "final": f"Final accuracy against {label}",
-            }[name]
-            traces: list[Trace] = []
-            for number, (others, line) in enumerate(lines.items()):
-                values = [
-                    (x, fmean(measured))
-                    for x, cell in sorted(line, key=lambda each: each[0])
-                    if (measured := _measured(cell, measure, threshold))
-                ]
-                if len(values) >= SWEPT_LEAST:
-                    traces.append(
-                        {
-                            "name": others,
-                            "mode": "lines+markers",
-                            "x": [f"{x:g}" for x, _ in values],
-                            "y": [y for _, y in values],
-                            "meta": {"cell": number},
-                        }
-                    )
-            element = f"{name}-{''.join(c if c.isalnum() else '-' for c in label)}"
-            note = "Means over the seeds; the table has their spread."
+        for measure in MEASURES:
+            traces = [
+                {"name": others, "mode": "lines+markers", "meta": {"cell": number}, **points}
+                for number, (others, line) in enumerate(lines.items())
+                if (points := _points(line, measure, threshold))
+            ]
             found.append(
-                Figure(element, title, traces, what, note, x=label, percent=percent, category=True)
+                Figure(
+                    f"{measure.name}-{''.join(c if c.isalnum() else '-' for c in label)}",
+                    measure.title.format(axis=label, threshold=threshold),
+                    traces,
+                    measure.y,
+                    "Means over the seeds; the table has their spread.",
+                    x=label,
+                    percent=measure.percent,
+                    category=True,
+                )
             )
     return found
 
 
-def _measured(
-    cell: CellRuns, measure: Callable[[Curves, float], float | None], threshold: float
-) -> list[float]:
-    found = (measure(curves, threshold) for curves in cell.curves.values())
-    return [value for value in found if value is not None]
+Line = list[tuple[float, CellRuns]]  # the value on an axis, and the cell that has it
 
 
-def _lines(cells: Sequence[CellRuns], axis: str) -> dict[str, list[tuple[float, CellRuns]]]:
+def _points(line: Line, measure: _Measure, threshold: float) -> Trace:
+    """The means of a measure along an axis; nothing for too few."""
+    values = []
+    for x, cell in sorted(line, key=lambda each: each[0]):
+        found = [measure.value(curves, threshold) for curves in cell.curves.values()]
+        if measured := [value for value in found if value is not None]:
+            values.append((f"{x:g}", fmean(measured)))
+    if len(values) < SWEPT_LEAST:
+        return {}
+    return {"x": [x for x, _ in values], "y": [y for _, y in values]}
+
+
+def _lines(cells: Sequence[CellRuns], axis: str) -> dict[str, Line]:
     """The cells with a number on an axis, by their values on the others."""
-    lines: dict[str, list[tuple[float, CellRuns]]] = {}
+    lines: dict[str, Line] = {}
     for cell in cells:
         value = cell.values.get(axis)
         if cell.runs and isinstance(value, int | float) and not isinstance(value, bool):

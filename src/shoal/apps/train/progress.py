@@ -88,6 +88,7 @@ class Progress:
         self._staleness += result.staleness
         if not isnan(result.loss):
             self._losses.append(result.loss)
+        if result.weight:
             self._log.write(
                 "step",
                 step=step,

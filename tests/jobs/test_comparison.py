@@ -126,6 +126,11 @@ def test_options_go_before_the_file():
     assert (made.seeds, made.simulation.pace) == (2, "1,2")
 
 
+def test_some_of_a_files_strategies_can_be_chosen():
+    file = {"grid": {"strategy": ["sync", "easgd"]}, "strategies": {"easgd": {"lr": 0.1}}}
+    assert [cell.name for cell in comparison_from(file, {"strategy": ["sync"]}).cells()] == ["sync"]
+
+
 def test_an_option_that_nothing_has_is_refused():
     with pytest.raises(UnknownName, match="unknown option of a comparison 'stratgy'"):
         comparison_from({}, {"stratgy": "sync"})

@@ -246,6 +246,9 @@ def comparison_from(file: Values, options: Values) -> Comparison:
             job[name] = value
         else:
             raise unknown("option of a comparison", name, [*AXES, *JobSpec.__struct_fields__])
+    if "strategy" in options and isinstance(found.get("strategies"), dict):
+        names = _values("strategy", options["strategy"])  # some of the file's, perhaps
+        found["strategies"] = {k: v for k, v in found["strategies"].items() if k in names}
     return converted(found, Comparison)
 
 

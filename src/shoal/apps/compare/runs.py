@@ -23,6 +23,7 @@ from shoal.errors import InvalidValue, ShoalError
 from shoal.jobs.comparison import Cell, Comparison
 from shoal.jobs.simulated_time import SimulatedTime
 from shoal.jobs.spec import JobSpec
+from shoal.node.memory import keep_memory
 from shoal.storage.comparison_folder import ComparisonFolder
 from shoal.storage.run_folder import RunFolder
 
@@ -111,7 +112,7 @@ def simulated(
     """Simulate several at a time; yields each one's name, and its error, as they end."""
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(jobs, context, _leave_signals_to_the_parent) as pool:
+    with ProcessPoolExecutor(jobs, context, _begin_process) as pool:
         futures: dict[Future[str], CellRun] = {
             pool.submit(_simulate, run, data_dirs): run for run in runs
         }
@@ -137,7 +138,9 @@ def _simulate(run: CellRun, data_dirs: Sequence[Path]) -> str:
     return ""
 
 
-def _leave_signals_to_the_parent() -> None:
+def _begin_process() -> None:
+    """Leave signals to the parent, and keep memory for the next batch, as workers do."""
+    keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

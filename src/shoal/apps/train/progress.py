@@ -40,7 +40,8 @@ class ClientFigures(Protocol):
 class Progress:
     """The loop's hooks: events, evaluations, and this worker's figures.
 
-    clock:  to which training has come, with the clocks of the run that this one continues
+    clock:      to which training has come, with the clocks of the run that this one continues
+    evaluates:  whether it does during training, not only at the end
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Progress:
         log: EventLog,
         states: WorkerStates | None = None,
         passed: int = 0,
+        evaluates: bool = True,
     ) -> None:
         spec, dataset, strategy = setup.spec, setup.dataset, setup.strategy
         self._client = client
@@ -59,6 +61,7 @@ class Progress:
         self._learner = setup.model
         self._log = log
         self._batches = setup.batches
+        self._evaluates = evaluates
         # Workers in step evaluate at the same steps, so the period has to be the same for all.
         longest = -(-len(dataset.train_y) * spec.redundancy // (spec.workers * spec.worker_batch))
         self._every = spec.eval_every or max(
@@ -116,7 +119,7 @@ class Progress:
             self._states.reached(client.view, client.clock, self._learner.module, state)
 
     def evaluate(self, epoch: int, step: int) -> None:
-        if step == self._evaluated_at:
+        if step == self._evaluated_at or not self._evaluates:
             return
         self._evaluated_at = step
         accuracy, _ = self._evaluate(epoch, step)

@@ -1,5 +1,7 @@
 """The cells of a grid: which values each strategy has, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from shoal.errors import InvalidValue, UnknownName
@@ -14,10 +16,10 @@ def names(**values):
 def test_every_combination_is_a_cell():
     grid = {"strategy": ["ssp"], "staleness": [0, 2], "workers": [2, 4]}
     assert names(grid=grid) == [
-        "ssp staleness=0 workers=2",
-        "ssp staleness=0 workers=4",
-        "ssp staleness=2 workers=2",
-        "ssp staleness=2 workers=4",
+        "ssp workers=2 staleness=0",
+        "ssp workers=2 staleness=2",
+        "ssp workers=4 staleness=0",
+        "ssp workers=4 staleness=2",
     ]
 
 
@@ -30,7 +32,7 @@ def test_an_axis_is_left_out_for_strategies_that_do_not_have_it():
         "sync servers=1",
         "sync servers=2",
     ]
-    assert "ssp staleness=2 servers=2" in [cell.name for cell in cells]
+    assert "ssp servers=2 staleness=2" in [cell.name for cell in cells]
     easgd = [cell for cell in cells if "easgd" in cell.name]
     assert len(easgd) == 8
     assert easgd[-1].job(0, "").set == {"tau": 16, "beta": 0.9}
@@ -88,6 +90,10 @@ def test_bandwidths_are_an_axis():
         ({"grid": {"strategy": []}}, InvalidValue, "axis 'strategy' of the comparison has no"),
         ({"grid": {"bandwidth": ["fast"]}}, InvalidValue, "'fast' is no number of Mbit/s"),
         ({"grid": {"bandwidth": [-1]}}, InvalidValue, "-1 is no number of Mbit/s"),
+        ({"grid": {"strategy": [1]}}, InvalidValue, "expected a name, got 1"),
+        ({"job": {"set": 3}}, InvalidValue, "job.set: expected a table"),
+        ({"grid": {"set": [1]}}, InvalidValue, "grid.set: expected a table"),
+        ({"grid": {"bandwidth": [True]}}, InvalidValue, "True is no number of Mbit/s"),
         ({"strategies": {"easgd": {}}}, InvalidValue, "the grid does not have this strategy"),
         ({"grid": {"lr": list(range(101)), "epochs": list(range(100))}}, InvalidValue, "10000 run"),
     ],
@@ -131,6 +137,21 @@ def test_some_of_a_files_strategies_can_be_chosen():
     assert [cell.name for cell in comparison_from(file, {"strategy": ["sync"]}).cells()] == ["sync"]
 
 
+@pytest.mark.parametrize("file", [{"job": 5}, {"grid": 3}])
+def test_a_part_that_is_no_table_is_refused(file):
+    with pytest.raises(InvalidValue, match="expected a table"):
+        comparison_from(file, {})
+
+
+def test_two_cells_of_one_name_are_refused(tmp_path, monkeypatch):
+    text = (Path(__file__).parents[2] / "examples" / "slowmo.py").read_text()
+    for name in ("one.py", "two.py"):
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidValue, match="two cells have the name 'SlowMo'"):
+        names(grid={"strategy": ["one.py:SlowMo", "two.py:SlowMo"]})
+
+
 def test_an_option_that_nothing_has_is_refused():
     with pytest.raises(UnknownName, match="unknown option of a comparison 'stratgy'"):
         comparison_from({}, {"stratgy": "sync"})
@@ -141,6 +162,27 @@ def test_a_comparison_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "comparison.toml"
     path.write_text(dump_comparison(made))
     assert comparison_from(load_job(path), {}) == made
+
+
+def test_the_order_of_axes_outlives_a_file(tmp_path):
+    """TOML has tables such as `set` last."""
+    made = comparison_from({}, {"strategy": ["easgd"], "set": {"tau": [2, 4]}, "workers": [1, 2]})
+    path = tmp_path / "comparison.toml"
+    path.write_text(dump_comparison(made))
+    again = comparison_from(load_job(path), {})
+    assert [cell.name for cell in again.cells()] == [cell.name for cell in made.cells()]
+
+
+def test_cells_with_like_names_have_folders_of_their_own():
+    made = Comparison(grid={"model": ["p/mods.py:small", "p-mods.py:small", "x" * 300 + ":small"]})
+    folders = {cell.folder for cell in made.cells()}
+    assert len(folders) == 3
+    assert max(map(len, folders)) < 150
+
+
+def test_an_axis_of_one_strategy_goes_before_a_general_one():
+    grid = {"strategy": ["easgd", "bmuf"], "set": {"tau": [1, 2], "easgd.tau": [8, 16]}}
+    assert names(grid=grid) == ["easgd tau=8", "easgd tau=16", "bmuf tau=1", "bmuf tau=2"]
 
 
 def test_what_may_be_code_is_told_before_it_is_imported():

@@ -41,6 +41,22 @@ def test_what_events_say():
     assert (found.seconds, found.bytes, found.weights) == (3.0, 360, "aa")
 
 
+def test_what_comes_after_the_last_step_counts():
+    """The last exchange, of a strategy that exchanges at the end."""
+    end = event("end", 0, 7.0, idle_s=2.5, bytes_sent=900, bytes_received=100)
+    found = curves_of([*EVENTS[:-2], end])
+    assert (found.seconds, found.bytes) == (4.0, 1000 + 120)
+    assert found.idle[0] == pytest.approx(2.5 / 4.0)
+
+
+def test_a_worker_that_replaces_another_goes_on_from_where_it_was():
+    before = [event("begin", 0, 0.0, batches=9), step(0, 2.0, 1, 1.0, bytes_sent=10, idle_s=1.0)]
+    evaluated = event("eval", 0, 8.0, step=1, epoch=0, accuracy=0.5, loss=1.0, seconds=6.0)
+    after = [event("begin", 0, 20.0, batches=9), step(0, 23.0, 2, 1.0, bytes_sent=5, idle_s=1.0)]
+    found = curves_of([*before, evaluated, *after])
+    assert (found.seconds, found.bytes, found.idle[0]) == (5.0, 15, pytest.approx(0.4))
+
+
 def test_events_may_come_in_another_order():
     assert curves_of(EVENTS[::-1]).loss == curves_of(EVENTS).loss
 

@@ -92,6 +92,29 @@ def test_a_slow_link_has_no_sums_sent_again():
     assert max(sent) < 1.1 * needed
 
 
+def test_a_host_that_is_free_receives_at_once():
+    """Its link is taken from 3 to 4 s, by what its sender sends last."""
+    options = NetworkOptions(delay_s=0.0, jitter_s=0.0, host_bandwidth=1000.0)
+    network = Network(options, Random(0))
+    for target in ("t0", "t1", "t2", "t3"):
+        network.send(0.0, "a", target, 1000)
+    assert [round(at, 3) for at in network.send(0.0, "b", "t3", 1000)[0]] == [1.0]
+    assert [round(at, 3) for at in network.send(0.0, "c", "t3", 2500)[0]] == [6.5]
+
+
+def test_only_gradients_take_time():
+    """FedAvg: the slow worker of four is drawn in some of the rounds only."""
+    whole, some = (
+        train("fedavg", around(4, 20), epochs=4, batch_s=[0.1, 0.1, 0.1, 1.0], fraction=fraction)
+        for fraction in (1.0, 0.25)
+    )
+    taken = sum(result.weight > 0 for result in some[3].results)
+    assert taken < 80
+    assert whole[0].ended_s == pytest.approx(80, abs=1)
+    least = taken * 1.0 + (80 - taken) * 0.1
+    assert some[0].ended_s == pytest.approx(least, abs=1)
+
+
 @pytest.mark.parametrize("name", ["sync", "allreduce"])
 def test_hooks_see_bytes_and_idle_time(name):
     """A worker of two that takes 0.1 s a batch waits for one that takes 0.3 s."""

@@ -1,11 +1,14 @@
 """Streaming DiLoCo: fragments in turn, while steps go on."""
 
+from contextlib import suppress
 from itertools import pairwise
 
 import pytest
 import torch
 
 from shoal.errors import InvalidValue
+from shoal.protocol.machine import Outcome
+from shoal.protocol.requests import Start
 from shoal.simulation.network import NetworkOptions
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access
@@ -79,6 +82,33 @@ def test_at_most_a_fragment_is_under_way_and_steps_do_not_wait_for_it():
     assert peaks["streaming_diloco"] <= 0.3 * peaks["diloco"]
     assert taken["streaming_diloco"] < 79 * 0.2 + 0.1
     assert taken["diloco"] > 79 * 0.2 + 2
+
+
+def test_parameters_that_are_spread_are_the_writers():
+    """With an exchange under way, and steps that were not exchanged: nothing of them is left."""
+    (worker,) = train("streaming_diloco", around(1, 1), access=SMALL, tau=4, fragments=2)
+    strategy, model = worker.strategy, worker.model
+
+    def drive(program, answer):
+        asked, value = [], None
+        with suppress(StopIteration):
+            while True:
+                asked.append(program.send(value))
+                value = answer(asked[-1])
+        return asked
+
+    settled = Outcome(round_weight=1.0, clock=9)
+    answer = lambda request: 7 if isinstance(request, Start) else settled  # noqa: E731
+    for _ in range(2):
+        drive(strategy.step(model, around(1, 1)[0][0]), answer)
+    assert strategy._under_way is not None
+    model.x.fill_(100.0)
+    drive(strategy.spread(model, True), answer)
+    assert torch.equal(model.x, torch.full_like(model.x, 100.0))
+    assert not any(strategy._owed)
+    exchanges = [each.request for each in drive(strategy.settle(model), answer) if isinstance(each, Start)]  # noqa: E501  # fmt: skip
+    assert len(exchanges) == 2
+    assert not any(each.pushes for each in exchanges)
 
 
 def test_what_was_not_exchanged_is_exchanged_at_the_end():

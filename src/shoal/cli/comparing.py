@@ -78,6 +78,10 @@ def compare(
 
     console = Console(stderr=as_json)
     if resume:
+        others = given().keys() - {"resume", "jobs", "trust", "as_json"}
+        if others:
+            flags = ", ".join(sorted(f"--{each.replace('_', '-')}" for each in others))
+            raise click.UsageError(f"--resume goes on as before: leave out {flags}")
         folder = ComparisonFolder(Path(resume))
         wanted = read_comparison(folder)
         check_run(folder.path, trust)
@@ -86,6 +90,8 @@ def compare(
     else:
         wanted = _comparison(comparison, given(), trust)
         folders = search_path(_data_dir(wanted), os.environ)
+        if "out" not in given():
+            out = str(wanted.job.get("out", out))
         with console.status("checking every cell"):
             folder = begin_comparison(wanted, folders, Path(out), title or title_of(wanted))
             wanted = read_comparison(folder)

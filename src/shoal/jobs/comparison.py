@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import product
 from typing import Annotated, Any
 
@@ -18,13 +19,16 @@ from shoal.registry import unknown
 from shoal.storage.files import FORMAT, FORMAT_KEY
 from shoal.strategies import Strategy, strategies
 
+BANDWIDTH_MAX = 1_000_000  # Mbit/s
 BANDWIDTH = "bandwidth"  # an axis beside the fields of a job
 SET = "set."  # in front of a strategy's setting
 AXES = (
-    *("strategy", "model", "workers", "servers", "replicas", "redundancy", "assignment"),
+    *("strategy", "model", "workers", "servers", "replicas", "redundancy"),
     *("staleness", "apply_at", "batch_size", "optimizer", "lr", "epochs", BANDWIDTH),
 )
 RUNS_MAX = 10_000
+FOLDER_LENGTH = 100
+WEIGHTS = ("model", "layers", "init", "dtype")  # fields that decide about a model's first weights
 Values = Mapping[str, Any]
 
 
@@ -53,8 +57,12 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        """Its name as that of a folder."""
-        return "".join(c if c.isalnum() or c in "=.-_" else "-" for c in self.name)
+        """Its name as that of a folder, of its own also where names are alike."""
+        plain = "".join(c if c.isalnum() or c in "=.-_" else "-" for c in self.name)
+        if plain == self.name.replace(" ", "-") and len(plain) <= FOLDER_LENGTH:
+            return plain
+        digest = blake2b(self.name.encode(), digest_size=4).hexdigest()
+        return f"{plain[:FOLDER_LENGTH]}-{digest}"
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +112,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         axes = self._axes()
         names = axes.pop("strategy", None) or [self.job.get("strategy", "sync")]
         for name in (*self.strategies, *names):
+            if not isinstance(name, str):
+                raise InvalidValue(f"strategy: expected a name, got {name!r}")
             strategies[name]
         if left := set(self.strategies) - set(names):
             raise InvalidValue(f"[strategies.{left.pop()}]: the grid does not have this strategy")
@@ -113,9 +123,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise InvalidValue(f"none of {', '.join(names)} has {axis.removeprefix(SET)!r}")
         cells: dict[str, Cell] = {}
         for name in names:
-            own = {axis: values for axis, values in axes.items() if applies(axis, name)}
+            own = own_axes(axes, name)
             for chosen in product(*own.values()):
                 cell = self._cell(name, dict(zip(own, chosen, strict=True)), own, common)
+                if cell.name in cells:
+                    raise InvalidValue(f"two cells have the name {cell.name!r}: rename one's class")
                 cells[cell.name] = cell
         if len(cells) * self.seeds > RUNS_MAX:
             raise InvalidValue(f"a comparison has {RUNS_MAX} runs at most, not {len(cells)} cells "
@@ -126,10 +138,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         self, name: str, values: dict[str, Any], axes: Mapping[str, Sequence[Any]], common: Values
     ) -> Cell:
         kept = {field: value for field, value in common.items() if applies(field, name)}
-        fields: dict[str, Any] = {**kept, **self.strategies.get(name, {}), "strategy": name}
+        of_strategy = self.strategies.get(name, {})
+        fields: dict[str, Any] = {**kept, **of_strategy, "strategy": name}
         settings = {
             **{each.removeprefix(SET): fields.pop(each) for each in kept if each.startswith(SET)},
-            **fields.pop("set", {}),
+            **_table(f"strategies.{name}.set", fields.pop("set", {})),
         }
         shown = [strategy_label(name)]
         for axis, value in values.items():
@@ -141,26 +154,32 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 shown.append(f"{(*varied, axis)[0]}={value}")
         fields["set"] = settings
         bandwidth = values.get(BANDWIDTH, 0)
-        if not isinstance(bandwidth, int | float) or not 0 <= bandwidth < 1e6:
-            raise InvalidValue(f"bandwidth {bandwidth!r} is no number of Mbit/s")
-        return Cell(" ".join(shown), {"strategy": name, **values}, fields, float(bandwidth))
+        number = isinstance(bandwidth, int | float) and not isinstance(bandwidth, bool)
+        if not number or not 0 <= bandwidth <= BANDWIDTH_MAX:
+            raise InvalidValue(f"bandwidth {bandwidth!r} is no number of Mbit/s up to 1,000,000")
+        weights = {field: of_strategy[field] for field in WEIGHTS if field in of_strategy}
+        axes_of = {"strategy": name, **weights, **values}
+        return Cell(" ".join(shown), axes_of, fields, float(bandwidth))
 
     def _common(self) -> dict[str, Any]:
         """The job's fields; settings as axes have them."""
         found = {name: value for name, value in self.job.items() if name not in ("set", "seed")}
-        settings = self.job.get("set", {})
+        settings = _table("job.set", self.job.get("set", {}))
         return {**found, **{SET + name: value for name, value in settings.items()}}
 
     def _axes(self) -> dict[str, list[Any]]:
         found: dict[str, list[Any]] = {}
         for axis, values in self.grid.items():
-            if axis == "set" and isinstance(values, dict):
-                found |= {SET + name: _values(SET + name, each) for name, each in values.items()}
+            if axis == "set":
+                settings = _table("grid.set", values)
+                found |= {SET + name: _values(SET + name, each) for name, each in settings.items()}
             elif axis in AXES:
                 found[axis] = _values(axis, values)
             else:
                 raise unknown("axis of a comparison", axis, [*AXES, "set"])
-        return found
+        # A file has the settings last, so a comparison that is read has the order that it had.
+        order = {axis: place for place, axis in enumerate(AXES)}
+        return dict(sorted(found.items(), key=lambda each: order.get(each[0], len(order))))
 
 
 def names_of(axis: str) -> list[str]:
@@ -183,6 +202,22 @@ def strategy_label(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+def own_axes(axes: Mapping[str, list[Any]], strategy: str) -> dict[str, list[Any]]:
+    """The axes that a strategy has. One for this strategy alone goes before a general one."""
+    found = {axis: values for axis, values in axes.items() if applies(axis, strategy)}
+    special = {name for axis in found if _whose(axis) for name in settings_of(axis, strategy)}
+    return {
+        axis: values
+        for axis, values in found.items()
+        if _whose(axis) or not axis.startswith(SET) or not special & {*settings_of(axis, strategy)}
+    }
+
+
+def _whose(axis: str) -> str:
+    """The strategy of an axis such as "set.easgd.tau"; empty for a general one."""
+    return axis.removeprefix(SET).rpartition(".")[0] if axis.startswith(SET) else ""
+
+
 def applies(axis: str, strategy: str) -> bool:
     """Whether a strategy has what an axis varies: "set.tau", or "set.easgd.tau" for one of them.
 
@@ -194,9 +229,8 @@ def applies(axis: str, strategy: str) -> bool:
     """
     kind: type[Strategy] = strategies[strategy]
     if axis.startswith(SET):
-        whose = axis.removeprefix(SET).rpartition(".")[0]
         has = bool(settings_of(axis, strategy))
-        return has and whose in ("", strategy, strategy_label(strategy))
+        return has and _whose(axis) in ("", strategy, strategy_label(strategy))
     return {
         "staleness": strategy == "ssp",
         "apply_at": strategy == "ssp",
@@ -228,14 +262,14 @@ def comparison_from(file: Values, options: Values) -> Comparison:
         UnknownName: an option that nothing has.
     """
     parts = ("job", "grid", "simulation")
-    found: dict[str, Any] = {**file, **{part: dict(file.get(part, {})) for part in parts}}
+    found: dict[str, Any] = {**file, **{part: _table(part, file.get(part, {})) for part in parts}}
     job, grid = found["job"], found["grid"]
     for name in (*AXES, "set"):  # what a file has in either place
         if name in options:
             job.pop(name, None)
     for name, value in options.items():
         if name == "set":
-            grid["set"] = {**grid.get("set", {}), **value}
+            grid["set"] = {**_table("grid.set", grid.get("set", {})), **_table("set", value)}
         elif name in AXES:
             grid[name] = value
         elif name in SimulatedTime.__struct_fields__:
@@ -245,7 +279,8 @@ def comparison_from(file: Values, options: Values) -> Comparison:
         elif name in JobSpec.__struct_fields__:
             job[name] = value
         else:
-            raise unknown("option of a comparison", name, [*AXES, *JobSpec.__struct_fields__])
+            known = dict.fromkeys([*AXES, "seeds", "simulated", *JobSpec.__struct_fields__])
+            raise unknown("option of a comparison", name, [*known])
     if "strategy" in options and isinstance(found.get("strategies"), dict):
         names = _values("strategy", options["strategy"])  # some of the file's, perhaps
         found["strategies"] = {k: v for k, v in found["strategies"].items() if k in names}
@@ -259,8 +294,14 @@ def dump_comparison(comparison: Comparison) -> str:
     return f"{FORMAT_KEY} = {FORMAT}\n{tomli_w.dumps(msgspec.to_builtins(comparison))}"
 
 
+def _table(name: str, values: Any) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise InvalidValue(f"{name}: expected a table of names and values, got {values!r}")
+    return dict(values)
+
+
 def _values(axis: str, values: Any) -> list[Any]:
-    found = list(values) if isinstance(values, list) else [values]
+    found = list(values) if isinstance(values, list | tuple | range) else [values]
     if not found:
         raise InvalidValue(f"axis {axis!r} of the comparison has no values")
     return list(_distinct(found))
@@ -269,6 +310,6 @@ def _values(axis: str, values: Any) -> list[Any]:
 def _distinct(values: Sequence[Any]) -> Iterator[Any]:
     seen = []
     for value in values:
-        if value not in seen:
-            seen.append(value)
+        if repr(value) not in seen:  # True is not 1
+            seen.append(repr(value))
             yield value

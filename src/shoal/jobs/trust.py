@@ -16,6 +16,7 @@ from shoal.ownership import others_may_write, others_owner
 from shoal.storage.run_folder import RunFolder
 
 CODE = ("data", "model", "strategy")  # fields of a job that may be importable
+COMPARISON = "comparison.toml"  # in the folder of one, which is resumed as runs are
 TRUST = "look at it, and add --trust (trust=True) if you trust whoever wrote it"
 
 
@@ -70,6 +71,7 @@ def _of_others(run: Path) -> Iterator[tuple[Path, str]]:
     """The files that a resumed run reads and that another user has written, or could have."""
     folder = RunFolder(run)
     read = [folder.job, folder.events, folder.checkpoints, *folder.checkpoints.rglob("*")]
+    read.append(run / COMPARISON)
     shut = not run.stat().st_mode & 0o077  # nobody else comes as far as the files in it
     for path in (run, *read):
         if path.exists():

@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import floor
+from math import floor, isfinite
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from shoal.errors import DataCorrupt, DataMissing, ShoalError
-from shoal.jobs.comparison import Comparison, comparison_of
+from shoal.jobs.comparison import WEIGHTS, Comparison, comparison_of
 from shoal.jobs.spec import load_job
 from shoal.reports.curves import Curves, curves_of
 from shoal.reports.events import Run, load_run
 from shoal.storage.comparison_folder import ComparisonFolder
 
 THRESHOLD_STEP = 0.005  # thresholds are multiples of it
+ROUNDING = 1e-6  # of a multiple that was reached exactly
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class ComparedRuns:
         Columns: cell; the axes; runs; accuracy, loss (on test data, of the final parameters),
         seconds (of training), bytes (through the workers' links), idle (share of the workers' time)
         and staleness (clocks, mean over steps), each with a column NAME_sd, which is None for one
-        run; and time_to, the mean seconds until the accuracy was `threshold`, the highest multiple
-        of 0.005 that all runs have reached.
+        run, and both are None where a run has no finite value; and time_to, the mean seconds until
+        the accuracy was `threshold`, the highest multiple of 0.005 that all runs have reached.
         """
         threshold = self.threshold()
         return [_row(cell, threshold) for cell in self.cells if cell.runs]
@@ -90,15 +91,16 @@ class ComparedRuns:
             for cell in self.cells
             for curves in cell.curves.values()
         ]
-        return round(floor(min(best, default=0.0) / THRESHOLD_STEP) * THRESHOLD_STEP, 3)
+        steps = floor(min(best, default=0.0) / THRESHOLD_STEP + ROUNDING)
+        return round(steps * THRESHOLD_STEP, 3)
 
     def unlike_weights(self) -> list[str]:
         """Where runs of one seed and model have begun with unlike weights: the differences."""
-        seen: dict[tuple[int, str], tuple[str, str]] = {}
+        seen: dict[tuple[int, str], tuple[str, str]] = {}  # by seed and what makes the weights
         found = []
         for cell in self.cells:
             for seed, curves in cell.curves.items():
-                key = seed, str(cell.values.get("model", ""))
+                key = seed, str([cell.values.get(field) for field in WEIGHTS])
                 name, weights = seen.setdefault(key, (cell.name, curves.weights))
                 if weights != curves.weights:
                     found.append(f"seed {seed}: {cell.name} and {name} began with unlike weights")
@@ -161,8 +163,9 @@ def _row(cell: CellRuns, threshold: float) -> dict[str, Any]:
         ("idle", [fmean(each.idle.values()) for each in curves if each.idle]),
         ("staleness", [_mean(each.staleness) for each in curves if each.staleness]),
     ):
-        row[name] = fmean(values) if values else None
-        row[f"{name}_sd"] = stdev(values) if len(values) > 1 else None
+        finite = bool(values) and all(isfinite(value) for value in values)
+        row[name] = fmean(values) if finite else None
+        row[f"{name}_sd"] = stdev(values) if finite and len(values) > 1 else None
     reached = [time_to(each, threshold) for each in curves]
     row["threshold"] = threshold
     row["time_to"] = fmean(reached) if reached and threshold else None

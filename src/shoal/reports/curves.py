@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+WORKER = re.compile("worker-[0-9]+$")
 POINTS = 60  # of a course of losses, each the mean over as many samples
 
 
@@ -40,9 +42,22 @@ class _Worker:
     seconds: float = 0.0
     bytes: int = 0
     idle_s: float = 0.0
+    before: tuple[int, float] = (0, 0.0)  # bytes and idle time of a process that this one replaces
+
+    def begin(self, t: float) -> None:
+        """Begin; in the place of a process that has died, go on from where it was."""
+        self.began, self.evaluating_s = t - self.seconds, 0.0
+        self.before = self.bytes, self.idle_s
 
     def training_s(self, t: float) -> float:
         return t - self.began - self.evaluating_s
+
+    def come_to(self, seconds: float, event: Mapping[str, Any]) -> None:
+        """Take over the figures of an event."""
+        self.seconds = seconds
+        bytes_before, idle_before = self.before
+        moved = event.get("bytes_sent", 0) + event.get("bytes_received", 0)
+        self.bytes, self.idle_s = bytes_before + moved, idle_before + event.get("idle_s", 0.0)
 
 
 @dataclass(frozen=True)
@@ -55,7 +70,7 @@ class Curves:
         test_loss: the same of the loss on test data.
         idle: by rank, the share of a worker's time that it has waited.
         staleness: how many steps were so many clocks behind.
-        seconds: of training, until the last worker's last step.
+        seconds: of training, until the last worker had its final parameters.
         bytes: that have gone through the links of all workers.
         weights: digest of the initial weights; "" if the run has none.
 
@@ -83,17 +98,17 @@ def curves_of(events: Iterable[Mapping[str, Any]]) -> Curves:
     evals: dict[int, list[tuple[Point, Point]]] = {}
     for event in sorted(events, key=lambda each: each["t"]):
         kind = event["kind"]
-        if kind not in ("begin", "step", "eval"):
+        if kind not in ("begin", "step", "eval", "end") or not WORKER.match(event["node"]):
             continue
         rank = int(event["node"].rpartition("-")[2])
         worker = workers.setdefault(rank, _Worker(event["t"]))
         if kind == "begin":
-            worker.began = event["t"]
-            weights[rank] = event.get("weights", "")
+            worker.begin(event["t"])
+            weights.setdefault(rank, event.get("weights", ""))
+        elif kind == "end":
+            worker.come_to(worker.training_s(event["t"]), event)
         elif kind == "step":
-            worker.seconds = worker.training_s(event["t"])
-            worker.bytes = event.get("bytes_sent", 0) + event.get("bytes_received", 0)
-            worker.idle_s = event.get("idle_s", 0.0)
+            worker.come_to(worker.training_s(event["t"]), event)
             staleness[round(event.get("staleness") or 0)] += 1
             if event["loss"] is not None:
                 at = _at(event, worker.seconds, workers)

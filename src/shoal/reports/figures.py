@@ -209,7 +209,7 @@ def _sweeps(cells: Sequence[CellRuns], threshold: float) -> list[Figure]:
         lines = _lines(cells, axis)
         if len({x for line in lines.values() for x, _ in line}) < SWEPT_LEAST:
             continue
-        label = names_of(axis)[0]
+        label = axis.removeprefix("set.").partition(",")[0]
         for measure in MEASURES:
             traces = [
                 {"name": others, "mode": "lines+markers", "meta": {"cell": number}, **points}
@@ -218,7 +218,7 @@ def _sweeps(cells: Sequence[CellRuns], threshold: float) -> list[Figure]:
             ]
             found.append(
                 Figure(
-                    f"{measure.name}-{''.join(c if c.isalnum() else '-' for c in label)}",
+                    f"{measure.name}-{''.join(c if c.isalnum() else '-' for c in axis)}",
                     measure.title.format(axis=label, threshold=threshold),
                     traces,
                     measure.y,

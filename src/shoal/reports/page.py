@@ -12,6 +12,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from shoal.errors import InvalidValue
 from shoal.jobs.comparison import Comparison, names_of
 from shoal.reports.comparison import CellRuns, ComparedRuns
 from shoal.reports.events import Run
@@ -89,7 +90,10 @@ class Page:
             numbers={cell.name: number for number, cell in enumerate(cells)},
             plotly=get_plotlyjs(),
         )
-        write_whole(path, text)
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise InvalidValue(f"no page can be written to {path}: {error.strerror}") from None
 
 
 def page_of_comparison(compared: ComparedRuns) -> Page:
@@ -102,9 +106,9 @@ def page_of_comparison(compared: ComparedRuns) -> Page:
         if len({str(cell.values[axis]) for cell in compared.cells if axis in cell.values}) > 1
     ]
     runs = sum(len(cell.runs) for cell in compared.cells)
-    seeds = f"{comparison.seeds} seed" + "s" * (comparison.seeds > 1)
+    cells, seeds = _count(len(compared.cells), "cell"), _count(comparison.seeds, "seed")
     facts = [
-        f"{len(compared.cells)} cells, {seeds} each: {runs} runs.",
+        f"{cells}, {seeds} each: {_count(runs, 'run')}.",
         "Simulated cluster and clock, real models and data."
         if comparison.simulated
         else "Real processes on one machine.",
@@ -130,10 +134,19 @@ def page_of_comparison(compared: ComparedRuns) -> Page:
 
 
 def page_of_run(run: Run, job: Mapping[str, Any]) -> Page:
-    """The page of one run."""
+    """The page of one run.
+
+    Raises:
+        InvalidValue: it is of an application whose events have no such figures.
+    """
+    if "application" in job:
+        raise InvalidValue(
+            f"{run.path} is a run of `shoal train {job['application']}`, whose events do not have "
+            "what a report draws; its summary.json has its figures"
+        )
     name = str(job.get("strategy", "run"))
     compared = ComparedRuns(run.path, Comparison(), [CellRuns(name, {}, {0: run})])
-    workers = f"{len(run.steps)} worker" + "s" * (len(run.steps) != 1)
+    workers = _count(len(run.steps), "worker")
     simulated = bool(run.summary.get("simulated"))
     where = "simulated cluster and clock" if simulated else "real processes"
     return Page(
@@ -148,6 +161,10 @@ def page_of_run(run: Run, job: Mapping[str, Any]) -> Page:
         _flat(job),
         [] if run.summary else ["This run has not ended."],
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _cells_of(row: Row, rows: Sequence[Row]) -> dict[str, Any]:

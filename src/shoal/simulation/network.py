@@ -61,7 +61,7 @@ class Network:
         self._cut: list[tuple[frozenset[NodeId], float]] = []
         self._blackholes: dict[frozenset[NodeId], float] = {}
         self._sends_until: dict[NodeId, float] = {}  # with a bandwidth of hosts
-        self._receives_until: dict[NodeId, float] = {}
+        self._receives: dict[NodeId, list[tuple[float, float]]] = {}
 
     def clog(self, source: NodeId, target: NodeId, until: float) -> None:
         """Delay all messages of one link until `until`."""
@@ -169,9 +169,13 @@ class Network:
         takes_s = nbytes / self.options.host_bandwidth
         begins = max(now, self._sends_until.get(source, 0.0))
         self._sends_until[source] = begins + takes_s
-        ends = max(begins, self._receives_until.get(target, 0.0)) + takes_s
-        self._receives_until[target] = ends
-        return ends - now
+        busy = [each for each in self._receives.get(target, ()) if each[1] > now]
+        for start, stop in busy:  # the first time that is long enough and not taken
+            if begins + takes_s <= start:
+                break
+            begins = max(begins, stop)
+        self._receives[target] = sorted([*busy, (begins, begins + takes_s)])
+        return begins + takes_s - now
 
     def second_part(self) -> tuple[float, list[str]]:
         """Return the delay of the second part of a payload, and its faults."""

@@ -34,6 +34,7 @@ from shoal.strategies.loop import Batches, Hooks
 from shoal.tables.dense.shard import DenseShard
 
 LIMIT_S = 1e6  # of simulated time
+STALLED = 1_000_000  # events without a step of any worker
 PATIENT = WorkerOptions(sync_timeout_s=LIMIT_S)  # a slow worker is no fault
 
 
@@ -180,12 +181,19 @@ def simulate_training(
         client = SimulatedClient(world, machine)
         program = _program(client, worker, rank, max_steps, rounds, failed)
         world.add(session.me, machine, program)
-    world.run(until=LIMIT_S)
+    progress = -1
+    while not failed and progress < (taken := sum(len(worker.results) for worker in workers)):
+        progress, most = taken, world.events + STALLED
+        world.run(LIMIT_S, most)
+        if world.events < most:
+            break
     for error in (*failed, *(sim.error for sim in world.nodes.values())):
         if error is not None:
             raise error
     if any(worker.ended_s < 0 for worker in workers):
-        raise InvalidValue(f"the simulated run has not ended after {LIMIT_S:g} s")
+        raise InvalidValue(
+            f"the simulated run has not ended after {world.now:g} s: no worker takes a step"
+        )
     return world
 
 
@@ -202,7 +210,7 @@ def _program(
     hooks = _Recorded(worker, client)
     timed: Any = _Timed(worker, client)
     training = train_program(
-        *(timed, worker.model, worker.batches, worker.epochs, rank, hooks, max_steps),
+        *(timed, timed.model, worker.batches, worker.epochs, rank, hooks, max_steps),
         rounds=rounds,
     )
     try:
@@ -239,24 +247,60 @@ class _Recorded:
 
 
 class _Timed:
-    """A worker's strategy, whose steps take the worker's time."""
+    """A worker's strategy, whose gradients take the worker's time.
+
+    model:  the worker's, which tells that a gradient was computed
+    """
 
     def __init__(self, worker: SimulatedWorker, client: SimulatedClient) -> None:
         self._worker = worker
         self._client = client
         self._batches = 0
+        self.model = _CountedModel(worker.model)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._worker.strategy, name)
 
-    def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
-        if batch is not None:
+    def step(self, model: Any, batch: Any) -> Generator[Any, Any, StepResult]:
+        inner = self._worker.strategy.step(model, batch)
+        value: Any = None
+        error: ShoalError | None = None
+        while True:
+            try:
+                request = inner.throw(error) if error is not None else inner.send(value)
+            except StopIteration as stop:
+                yield from self._compute()
+                result: StepResult = stop.value
+                return result
+            yield from self._compute()
+            try:
+                value, error = (yield request), None
+            except ShoalError as failed:
+                value, error = None, failed
+
+    def _compute(self) -> Program:
+        """Take the time of the gradients since the last request."""
+        while self._batches < self.model.gradients:
             batch_s = self._worker.batch_s
             took = batch_s(self._batches) if callable(batch_s) else batch_s
-            yield Sleep(took)
-            self._client.computed_s += took
             self._batches += 1
-        return (yield from self._worker.strategy.step(model, batch))
+            self._client.computed_s += took
+            yield Sleep(took)
+
+
+class _CountedModel:
+    """A model that counts its gradients."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.gradients = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def gradient(self, batch: Any) -> tuple[float, float]:
+        self.gradients += 1
+        return self._model.gradient(batch)
 
 
 def raising(program: Program) -> Program:

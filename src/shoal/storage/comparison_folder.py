@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from shoal.errors import DataCorrupt, UnknownFormat
 from shoal.storage.files import (
     FORMAT,
     FORMAT_KEY,
@@ -70,7 +72,10 @@ class ComparisonFolder:
         return self.cells / f"{cell}-seed{seed}"
 
     def ended(self, cell: str, seed: int) -> RunFolder | None:
-        """The run of a cell and a seed that has come to its end."""
+        """The run of a cell and a seed that has come to its end, and whose files are whole."""
         for summary in sorted(self.runs(cell, seed).glob("*/summary.json")):
-            return RunFolder(summary.parent)
+            run = RunFolder(summary.parent)
+            with suppress(DataCorrupt, UnknownFormat):
+                if run.read_summary() and run.events.is_file():
+                    return run
         return None

@@ -53,6 +53,15 @@ class _Step(_OfWorker):
     bytes_received: Count = 0
 
 
+class _End(Event):
+    """Of other workloads than `shoal train`, without figures."""
+
+    seconds: float = 0.0
+    idle_s: float = 0.0
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+
+
 class _Eval(_OfWorker):
     epoch: int  # -1: at the end
     step: Count
@@ -109,6 +118,7 @@ class _Table(Event):
 KINDS: dict[str, type[Event]] = {
     "begin": _Begin,
     "dropped": _Named,
+    "end": _End,
     "ending": _Ending,
     "eval": _Eval,
     "leased": _Leased,

@@ -126,6 +126,7 @@ class Strategy(ABC):
         uses_servers: whether the parameters are in tables on servers.
         takes_copies: whether workers' data may overlap (`--redundancy`).
         idle_rounds: rounds of workers in step without any weight at the end of an epoch.
+        resumes: whether a run can continue from a checkpoint.
         repeats: whether each `redundancy` workers of consecutive ranks have the same batches.
         on_workers: whether the optimizer (`options.access`) runs on the workers.
         Settings: the class of its settings.
@@ -139,7 +140,8 @@ class Strategy(ABC):
     in_step: ClassVar[bool] = False
     uses_servers: bool = True
     takes_copies: ClassVar[bool] = False
-    idle_rounds: int = 1
+    idle_rounds: ClassVar[int] = 1
+    resumes: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
     on_workers: ClassVar[bool] = False
     Settings: ClassVar[type[StrategySettings]] = StrategySettings

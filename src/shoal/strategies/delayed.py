@@ -185,7 +185,7 @@ class DoubleBuffering(ServerStrategy):
     name: ClassVar[str] = "double_buffering"
     summary: ClassVar[str] = "synchronous SGD that exchanges while it computes, a step late"
     in_step: ClassVar[bool] = True
-    idle_rounds: int = 2
+    idle_rounds: ClassVar[int] = 2
     source: ClassVar[str] = "Langford et al. 2009, section 3"
     consistency = bsp()
 

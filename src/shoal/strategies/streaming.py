@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from math import ceil, isnan, nan
+from math import ceil, nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.errors import InvalidValue
@@ -39,9 +39,10 @@ class StreamingDiLoCo(LocalUpdates):
     At the end of an epoch all fragments are exchanged, one after the other. With one fragment and
     no overlap it is "diloco".
 
-    State: the inner optimizer's slots, in `state_dict`; the outer optimizer's are in the tables. A
-    run that is resumed begins from the tables: each fragment's steps since its last exchange, at
-    most tau, are taken again from there. A worker that is late for a round is waited for.
+    State: the inner optimizer's slots, in `state_dict`; the outer optimizer's are in the tables.
+    What a worker has not exchanged yet is in no checkpoint: `--resume` is refused, and a worker
+    that takes the place of another begins from the tables. A worker that is late for a round is
+    waited for.
 
     References:
         Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", section 2 (H: tau,
@@ -52,6 +53,7 @@ class StreamingDiLoCo(LocalUpdates):
     summary: ClassVar[str] = "DiLoCo in fragments, exchanged in turn while inner steps go on"
     Settings = StreamingDiLoCoSettings
     source: ClassVar[str] = "Douillard et al. 2025, section 2"
+    resumes: ClassVar[bool] = False
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -66,7 +68,6 @@ class StreamingDiLoCo(LocalUpdates):
                 f"overlap {of.overlap} of strategy {self.name!r} has to be less than tau / "
                 f"fragments = {self.period(0)}, because one fragment is exchanged at a time"
             )
-        self.idle_rounds = int(of.fragments)  # the others follow the one that is due
         self._fresh: dict[str, Tensor] = {}  # by buffer: what is pulled
         self._fragments: list[tuple[tuple[PushOp, ...], tuple[PullOp, ...]]] = []
         self._owed: list[float] = []  # by fragment: weight of the batches since its last exchange
@@ -92,7 +93,8 @@ class StreamingDiLoCo(LocalUpdates):
 
         yield from super().begin(model, rank, clock)
         self._fresh = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
-        self._fragments = [self._ops_of(number) for number in range(self.settings.fragments)]
+        made = [self._ops_of(number) for number in range(self.settings.fragments)]
+        self._fragments = [each for each in made if each[0]]  # of small models, some have no rows
         self._owed = [0.0] * len(self._fragments)
         self._under_way = None
 
@@ -134,7 +136,7 @@ class StreamingDiLoCo(LocalUpdates):
         self._owed[number] = -weight  # `step` adds it, and it is in this exchange
         self._under_way = (yield Start(exchange)), number
         self.clock += 1
-        waits = isnan(loss) or not self.settings.overlap
+        waits = not weight or not self.settings.overlap
         others = (yield from self._take(model)) if waits else -1.0
         return StepResult(loss, weight, others)
 
@@ -158,14 +160,17 @@ class StreamingDiLoCo(LocalUpdates):
         yield from self._take(model)
 
     def settle(self, model: Model) -> Program:
-        """Exchange every fragment that has come further since its last exchange."""
+        """Exchange every fragment, with the steps since its last exchange."""
         yield from self.flush(model)
-        while any(self._owed):
+        for _ in self._fragments:  # as many rounds on all workers, whatever they owe
             yield from self._exchange(model, nan, 0.0)
 
     def spread(self, model: Model, writes: bool) -> Program:
-        yield from self._take(model)
+        if self._under_way is not None:  # it belongs to the parameters that are replaced
+            yield Wait(self._under_way[0])
+            self._under_way = None
         yield from super().spread(model, writes)
+        self._owed = [0.0] * len(self._fragments)
 
     def end(self, model: Model) -> Program:
         yield from self.settle(model)

@@ -1,7 +1,10 @@
 """Comparisons from the command line and from Python: their runs, how they go on, their report."""
 
 import json
+import os
 import re
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,12 +15,14 @@ from shoal.apps.compare import runs
 from shoal.cli import main
 from shoal.errors import InvalidValue, ShoalError
 from shoal.storage.comparison_folder import ComparisonFolder
+from shoal.storage.run_folder import RunFolder
 
 SIMULATED = "--simulated --batch-s 0.01 --epochs 1 --workers 2 --jobs 1"
 
 
-def invoke(words, tmp_path, *more, code=0):
-    result = CliRunner().invoke(main, [*words.split(), "--out", str(tmp_path), *more])
+def invoke(words, tmp_path, code=0):
+    out = () if "--resume" in words else ("--out", str(tmp_path))
+    result = CliRunner().invoke(main, [*words.split(), *out])
     assert result.exit_code == code, result.output
     return result.stdout
 
@@ -48,10 +53,11 @@ def test_every_number_of_the_table_is_in_the_events(compared):
             events = events_of(run)
             evals = [e for e in events if e["kind"] == "eval" and e["node"] == "worker-0"]
             begun = {e["node"]: e["t"] for e in events if e["kind"] == "begin"}
-            last = {e["node"]: e for e in events if e["kind"] == "step"}
+            last = {e["node"]: e for e in events if e["kind"] == "end"}
             found["accuracy"].append(evals[-1]["accuracy"])
             found["loss"].append(evals[-1]["loss"])
             seconds = {node: event["t"] - begun[node] for node, event in last.items()}
+            assert seconds == {n: pytest.approx(e["seconds"], abs=1e-5) for n, e in last.items()}
             found["seconds"].append(max(seconds.values()))
             sent = [e["bytes_sent"] + e["bytes_received"] for e in last.values()]
             found["bytes"].append(sum(sent))
@@ -137,14 +143,93 @@ def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch):
         ("absent.toml", "no comparison file at absent.toml"),
         ("dogits", "unknown dataset 'dogits'"),
         ("--resume absent", "absent is not the folder of a comparison"),
+        ("digits --resume absent --seeds 2", "leave out --comparison, --seeds"),
+        ("digits --strategy 1", "expected a name, got 1"),
+        ("digits --strategy allreduce --collective gloo", "those of collective gloo are not known"),
         ("digits --optimizer adam,adamm", "unknown access method 'adamm'"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_starts(words, told, tmp_path):
-    result = CliRunner().invoke(main, ["compare", *words.split(), "--out", str(tmp_path)])
+    out = () if "--resume" in words else ("--out", str(tmp_path))
+    result = CliRunner().invoke(main, ["compare", *words.split(), *out])
     assert result.exit_code in (1, 2)
     assert told in result.output
     assert not list(tmp_path.iterdir())
+
+
+def test_all_cells_are_in_the_report_in_whatever_order_the_axes_are_given(tmp_path):
+    words = f"compare digits --strategy easgd --set tau=2,4 --lr 0.1,0.2 {SIMULATED} --json"
+    found = report_of(invoke(words, tmp_path))
+    assert len(found["table"]) == 4
+    again = report_of(invoke(f"compare --resume {found['comparison']} --json", tmp_path))
+    assert again["table"] == found["table"]
+
+
+MODELS = """
+import torch
+def small():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+class Wrong(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+    def forward(self, x):
+        raise ValueError("it was planted")
+"""
+
+
+def test_an_error_of_a_users_model_leaves_the_others(tmp_path, monkeypatch):
+    (tmp_path / "models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    both = "models.py:Wrong,models.py:small"
+    words = f"compare digits --model {both} {SIMULATED} --json"
+    found = report_of(invoke(words, tmp_path, code=1))
+    assert found["failed"] == {"sync model=models.py:Wrong, seed 0": "ValueError: it was planted"}
+    assert [row["cell"] for row in found["table"]] == ["sync model=models.py:small"]
+
+
+def test_a_killed_process_leaves_a_report(tmp_path, monkeypatch):
+    def killed(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(runs, "simulate_job", killed)
+    words = f"compare digits --strategy asgd,sync {SIMULATED} --json"
+    found = report_of(invoke(words, tmp_path, code=1))
+    assert len(found["failed"]) == 2
+    assert all("was killed" in error for error in found["failed"].values())
+    assert Path(found["report"]).exists()
+
+
+def test_runs_that_diverge_are_in_the_report(tmp_path):
+    """A rate of 1e38: the loss is no number. What is printed is JSON as others read it."""
+    words = f"compare digits --strategy allreduce --optimizer sgd --lr 1e38,0.1 --seeds 2 {SIMULATED} --json"  # noqa: E501  # fmt: skip
+    text = invoke(words, tmp_path).splitlines()[-1]
+
+    def refused(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    wild, tame = json.loads(text, parse_constant=refused)["table"]
+    assert (wild["loss"], wild["loss_sd"]) == (None, None)
+    assert tame["loss"] > 0
+    page = Path(json.loads(text)["report"]).read_text()
+    assert ">nan<" not in page.lower()
+
+
+def test_a_damaged_run_is_run_again(compared, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(compared["comparison"], folder)
+    damaged = next(folder.glob("cells/sync-seed1/*/summary.json"))
+    damaged.write_text("{")
+    assert repr(shoal.load_comparison(folder)).endswith("3 of 4 runs)")
+    found = report_of(invoke(f"compare --resume {folder} --json", tmp_path))
+    assert [row["runs"] for row in found["table"]] == [2, 2]
+
+
+def test_figures_have_elements_of_their_own(tmp_path):
+    words = "compare digits --strategy easgd,bmuf --set bmuf.tau=1,2,3 --set easgd.tau=4,5,6"
+    found = report_of(invoke(f"{words} {SIMULATED} --json", tmp_path))
+    ids = re.findall(r'class="chart" id="([^"]*)"', Path(found["report"]).read_text())
+    assert len(ids) == len({*ids}) >= 9
 
 
 def test_a_file_has_a_grid(tmp_path):
@@ -211,6 +296,21 @@ def test_a_run_has_a_page_too(compared):
     text = Path(result.stdout.strip()).read_text()
     assert f"shoal train {run}/job.toml" in text
     assert "Idle time" in text
+
+
+def test_a_run_without_such_figures_is_refused(tmp_path):
+    run = RunFolder.create(tmp_path, "ctr")
+    run.write_job('application = "ctr"\n')
+    result = CliRunner().invoke(main, ["report", str(run.path)])
+    assert result.exit_code == 2
+    assert "shoal train ctr" in result.output
+
+
+def test_a_page_that_cannot_be_written_is_told(compared):
+    words = ["report", compared["comparison"], "--out", "/proc/nowhere/report.html"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert "no page can be written to /proc/nowhere/report.html" in result.output
 
 
 def test_a_folder_without_a_run_has_no_page(tmp_path):

@@ -39,6 +39,8 @@ def begin_comparison(
     Raises:
         ShoalError: what is wrong with one of the cells; nothing is left then
     """
+    if comparison.job.get("collective", "ring") != "ring":
+        raise InvalidValue("a comparison counts bytes, and those of collective gloo are not known")
     cells = comparison.cells()
     seen: list[JobSpec] = []
     for cell in cells:
@@ -61,7 +63,6 @@ def begin_comparison(
         comparison = msgspec.structs.replace(comparison, measured=measured(cells, data_dirs))
     folder = ComparisonFolder.create(out, title)
     folder.write_comparison(dump_comparison(comparison))
-    folder.write_cells([(cell.name, cell.folder, dict(cell.values)) for cell in cells])
     return folder
 
 
@@ -86,10 +87,10 @@ def run_comparison(
     Raises:
         KeyboardInterrupt: the text says how to go on.
     """
+    cells = comparison.cells()
+    folder.write_cells([(cell.name, cell.folder, dict(cell.values)) for cell in cells])
     runs = [
-        run_of(comparison, folder, cell, seed)
-        for seed in comparison.seeds_of()
-        for cell in comparison.cells()
+        run_of(comparison, folder, cell, seed) for seed in comparison.seeds_of() for cell in cells
     ]
     left = [run for run in runs if folder.ended(run.cell.folder, run.seed) is None]
     running = (
@@ -121,7 +122,8 @@ def finish_comparison(
     if console is not None:
         show_comparison(console, table)
         for name, error in failed.items():
-            console.print(f"[bold red]failed[/] {name}: {error}", highlight=False)
+            console.print("[bold red]failed[/] ", end="")
+            console.print(f"{name}: {error}", highlight=False, markup=False, soft_wrap=True)
         if failed:
             console.print(f"try these again: shoal compare --resume {folder.path}", soft_wrap=True)
         console.print(f"report  {folder.report}", soft_wrap=True, highlight=False)
@@ -180,15 +182,18 @@ def compare(
         >>> [(row["cell"], row["accuracy"]) for row in found.table()]  # doctest: +SKIP
     """
     factories.refuse_while_importing("shoal.compare()")
-    models = [model] if callable(model) or isinstance(model, str) else list(model)
+    if jobs < 0:
+        raise InvalidValue(f"jobs: a number of processes, or 0 for one a core, not {jobs}")
+    models = [model or ""] if callable(model) or isinstance(model, str | None) else list(model)
     named = [each if isinstance(each, str) else factories.name_of(each) for each in models]
     values = {name: value for name, value in options.items() if value is not None}
-    values["data"] = data if isinstance(data, str) else factories.name_of(data)
+    values["data"] = str(data) if isinstance(data, str | Path) else factories.name_of(data)
     if named != [""]:
         values["model"] = named
     wanted = comparison_from({}, values)
     folders = search_path(None, {})
-    folders = [*(Path(each).absolute() for each in data_dirs), *folders]
+    places = [data_dirs] if isinstance(data_dirs, str | Path) else data_dirs
+    folders = [*(Path(each).absolute() for each in places), *folders]
     folder = begin_comparison(wanted, folders, Path(out), title or title_of(wanted))
     console = progress_console(progress)
     failed = run_comparison(folder, read_comparison(folder), folders, console, jobs, trust)
@@ -204,7 +209,7 @@ def compare(
 def title_of(comparison: Comparison) -> str:
     """The name of a comparison's folder."""
     data = Path(str(comparison.job.get("data", "digits"))).name.partition(".")[0]
-    return f"compare-{data}"
+    return str(comparison.job.get("title", "")) or f"compare-{data}"
 
 
 def _bar(console: Console) -> Progress:

@@ -110,23 +110,24 @@ def simulated(
     runs: Sequence[CellRun], data_dirs: Sequence[Path], jobs: int
 ) -> Iterator[tuple[str, str]]:
     """Simulate several at a time; yields each one's name, and its error, as they end."""
-    torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
+    others = multiprocessing.active_children()  # of the caller's
     with ProcessPoolExecutor(jobs, context, _begin_process) as pool:
         futures: dict[Future[str], CellRun] = {
             pool.submit(_simulate, run, data_dirs): run for run in runs
         }
         try:
             for future in as_completed(futures):
-                yield futures[future].name, future.result()
-        except BrokenProcessPool:
-            raise InvalidValue(
-                "a process of the simulation was killed, perhaps for want of memory: try --jobs 1"
-            ) from None
+                try:
+                    error = future.result()
+                except BrokenProcessPool:
+                    error = "a process of the simulation was killed, perhaps for want of memory"
+                yield futures[future].name, error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
-                child.terminate()
+                if child not in others:
+                    child.terminate()
             raise
 
 
@@ -135,12 +136,15 @@ def _simulate(run: CellRun, data_dirs: Sequence[Path]) -> str:
         simulate_job(run.job, run.simulation, data_dirs, run.cell.bandwidth)
     except ShoalError as error:
         return error.message
+    except Exception as error:  # of a model, data or strategy of the user's
+        return f"{type(error).__name__}: {error}"
     return ""
 
 
 def _begin_process() -> None:
     """Leave signals to the parent, and keep memory for the next batch, as workers do."""
     keep_memory()
+    torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

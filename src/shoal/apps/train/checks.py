@@ -29,6 +29,11 @@ def check_job(job: JobSpec) -> None:
     ):
         if asked and not job.uses_servers:
             raise InvalidValue(f"strategy {job.strategy!r} {what}")
+    if job.resume and not traits.resumes:
+        raise InvalidValue(
+            f"strategy {job.strategy!r} has what workers have not exchanged in no checkpoint, and "
+            "does not resume: begin a new run, with --init RUN/model.safetensors"
+        )
     strategy = traits(job.strategy_options(updates=1))
     settings = strategy.settings
     if job.on_worker_loss == "reassign" and (
@@ -74,7 +79,7 @@ def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
         DataMissing, DataCorrupt: the data set, or the file of initial weights
         NotImportable: a function that is not there
     """
-    from shoal.apps.train.setup import load_dataset, splits_of, untrained_model
+    from shoal.apps.train.setup import check_steps, load_dataset, splits_of, untrained_model
     from shoal.tables.methods import method_of
     from shoal.tables.spec import Access, TableSpec
 
@@ -89,7 +94,7 @@ def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
     if not job.data_is_named:
         return ()
     dataset = load_dataset(job, list(data_dirs))
-    splits_of(job, dataset)
+    check_steps(job, splits_of(job, dataset))
     if ":" not in job.model:
         untrained_model(job, dataset)
     return dataset.notes

@@ -136,7 +136,14 @@ class Progress:
 
     def finish(self, steps: int) -> dict[str, Any]:
         """This worker's figures: of the final parameters, which are the same for all."""
-        seconds = self._log.elapsed() - self._began_s - self._evaluating_s
+        client, seconds = self._client, self._log.elapsed() - self._began_s - self._evaluating_s
+        self._log.write(
+            "end",
+            seconds=round(seconds, 6),
+            idle_s=round(client.idle_s, 6),
+            bytes_sent=client.bytes_sent,
+            bytes_received=client.bytes_received,
+        )
         accuracy, loss = self._evaluate(-1, steps)
         return {
             "accuracy": accuracy,

@@ -53,6 +53,7 @@ def set_up(spec: JobSpec, dataset: Dataset, rank: int, passed: int = 0) -> Worke
     passed: clock of the checkpoint that the run continues from
     """
     splits = splits_of(spec, dataset)
+    check_steps(spec, splits)
     kind = strategies[spec.strategy]
     return WorkerSetup(
         spec,
@@ -163,6 +164,24 @@ def updates_of(spec: JobSpec, splits: list[Any], kind: type[Strategy]) -> int:
     if spec.max_steps:
         return spec.max_steps if in_step else spec.max_steps * len(splits)
     return spec.epochs * (max(steps) if in_step else sum(steps))
+
+
+def check_steps(spec: JobSpec, splits: list[Any]) -> None:
+    """Refuse a limit of steps that workers reach in unlike rounds, where no server is between them.
+
+    Raises:
+        InvalidValue: they would
+    """
+    counts = [-(-len(split) // spec.worker_batch) for split in splits]
+    steps_are_rounds = strategies[spec.strategy](spec.strategy_options(1)).period(0) == 1
+    if spec.uses_servers or steps_are_rounds or len({*counts}) == 1:
+        return
+    if spec.max_steps > min(counts):
+        raise InvalidValue(
+            f"max_steps {spec.max_steps} without servers: workers with {min(counts)} to "
+            f"{max(counts)} batches would end in unlike rounds; give epochs instead, or at most "
+            f"{min(counts)} steps"
+        )
 
 
 def splits_of(spec: JobSpec, dataset: Dataset) -> list[Any]:

@@ -117,9 +117,16 @@ def _simulate(
         )
         workers.append(worker)
         observed.append(mine)
-    simulate_training(workers, job.servers, job.seed, network, job.max_steps, job.replicas)
-    for rank, (worker, mine) in enumerate(zip(workers, observed, strict=True)):
-        folder.write_result(rank, mine.finish(worker.steps))
+    try:
+        simulate_training(workers, job.servers, job.seed, network, job.max_steps, job.replicas)
+        pairs = zip(workers, observed, strict=True)
+        results = [mine.finish(worker.steps) for worker, mine in pairs]
+    finally:
+        for mine in observed:
+            mine.close()
+    for rank, result in enumerate(results):
+        best = results[0]["best_accuracy"]  # of the one that evaluates
+        folder.write_result(rank, {**result, "best_accuracy": best})
     return max(worker.ended_s for worker in workers)
 
 
@@ -130,6 +137,7 @@ class _Observed:
         self._setup = setup
         self._folder = folder
         self._rank = rank
+        self._log: EventLog | None = None
 
     def __call__(self, client: SimulatedClient) -> Hooks:
         node = f"worker-{self._rank}"
@@ -140,10 +148,11 @@ class _Observed:
         return self._progress
 
     def finish(self, steps: int) -> dict[str, Any]:
-        result = self._progress.finish(steps)
-        self._log.write("end", rank=self._rank)
-        self._log.close()
-        return result
+        return self._progress.finish(steps)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
 
 
 def _seconds(options: SimulatedTime, job: JobSpec, rank: int) -> Callable[[int], float]:

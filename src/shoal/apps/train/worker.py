@@ -107,5 +107,4 @@ def run_worker(
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
             write_whole(paths.model, lambda fresh: save_file(state, fresh))
         paths.write_result(rank, result)
-    log.write("end", rank=rank)
     log.close()

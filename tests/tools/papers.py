@@ -1,10 +1,11 @@
 """What papers claim of their algorithms, measured on simulated clusters with real models and data.
 
-    python tests/tools/papers.py DATA [robust easgd bmuf diloco] [--seeds 1]
+    python tests/tools/papers.py DATA [robust diloco] [--seeds 1]
 
 DATA is the folder with data sets. Computing takes a fixed time of the simulated clock, and messages
 what the network's options say: the figures do not depend on this machine, only how long it takes to
-get them. docs/papers.md has them, with the settings.
+get them. docs/papers.md has them, with the settings; what a grid of jobs can show is in
+examples/grids, for `shoal compare`.
 """
 
 import argparse
@@ -91,93 +92,12 @@ class Sent:
     def epoch_done(self, epoch, step): ...
 
 
-def small_cnn(shape, classes):
-    channels = shape[0] if len(shape) == 3 else 1
-    side = shape[-1] // 4
-    return nn.Sequential(
-        nn.Unflatten(1, (1, shape[0])) if len(shape) == 2 else nn.Identity(),
-        nn.Conv2d(channels, 8, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(16 * side * side, 10),
-    )
-
-
 def pictures(data: Path, name: str, most: int = 0):
     source = find_source(name).load([data])
     train = source.transform(source.train_x, source.train_y)
     test = source.transform(source.test_x, source.test_y)
     shape = tuple(source.train_x.shape[1:])
     return (train[0][: most or None], train[1][: most or None]), test, shape
-
-
-# ---------------------------------------------------------------------------- EASGD
-
-
-def easgd(data: Path, seeds: int) -> None:
-    """Zhang et al. 2015, figures 2 to 5: Downpour breaks down as tau grows, EASGD does not."""
-    for name, most, epochs, lr in (("mnist", 20000, 2, 0.05), ("cifar10", 4000, 24, 0.05)):
-        (x, y), test, shape = pictures(data, name, most)
-        print(f"{name}: {len(y)} samples, {epochs} epochs, 4 workers, batches of 32, rate {lr}")
-        print(f"{'tau':>4} {'downpour':>10} {'easgd':>10} {'eamsgd':>10}   test error")
-        for tau in (1, 4, 16, 64):
-            row = []
-            for strategy, more in (
-                ("downpour", {"n_push": tau, "n_fetch": tau}),
-                ("easgd", {"tau": tau, "beta": 0.9}),
-                ("eamsgd", {"tau": tau, "beta": 0.9, "delta": 0.9}),
-            ):
-                rate = lr / 5 if strategy == "eamsgd" else lr
-                found = []
-                for seed in range(seeds):
-                    batches = [Samples(x, y, rank, 4, 32, seed) for rank in range(4)]
-                    workers, *_ = run(
-                        strategy,
-                        Access("sgd", {"lr": rate}),
-                        lambda shape=shape: LossModel(small_cnn(shape, 10)),
-                        batches,
-                        epochs,
-                        seed=seed,
-                        batch_s=[0.02, 0.021, 0.019, 0.023],
-                        **more,
-                    )
-                    found.append(1 - workers[0].model.evaluate(*test)[0])
-                row.append(sum(found) / seeds)
-            print(f"{tau:>4} " + " ".join(f"{each:10.4f}" for each in row), flush=True)
-
-
-# ---------------------------------------------------------------------------- BMUF
-
-
-def bmuf(data: Path, seeds: int) -> None:
-    """Chen & Huo 2016, tables 1, 2: BMUF keeps one worker's accuracy, plain averaging does not."""
-    (x, y), test, shape = pictures(data, "mnist")
-    access = Access("sgd", {"lr": 0.1})
-    print("mnist: 60,000 samples, 3 epochs in all, batches of 32, rate 0.1, tau 16, mlp")
-    print(f"{'N':>4} {'strategy':>18} {'accuracy':>10} {'samples/s':>10} {'of N x one':>10}")
-    one = 32 / BATCH_S  # samples a second of a worker that exchanges nothing
-    for n, names in ((1, ["sync"]), *((n, ["model_averaging", "bmuf"]) for n in (2, 4, 8))):
-        for name in names:
-            settings = {"tau": 16} if n > 1 else {}
-            if name == "bmuf":
-                settings["nesterov"] = True
-            accuracies, speed = [], 0.0
-            for seed in range(seeds):
-                batches = [Samples(x, y, rank, n, 32, seed) for rank in range(n)]
-                make = lambda: LossModel(mlp(shape, 10))  # noqa: E731
-                workers, *_ = run(name, access, make, batches, 3, seed=seed, **settings)
-                accuracies.append(workers[0].model.evaluate(*test)[0])
-                samples = sum(r.weight for worker in workers for r in worker.results)
-                speed = samples / max(worker.times[-1] for worker in workers)
-            accuracy = sum(accuracies) / seeds
-            print(
-                f"{n:>4} {name:>18} {accuracy:10.4f} {speed:10.0f} {speed / one / n:10.2f}",
-                flush=True,
-            )
 
 
 # ---------------------------------------------------------------------------- DiLoCo
@@ -333,7 +253,7 @@ def robust(data: Path, seeds: int) -> None:
         print(f"{merge:>14} {row[0]:8.4f} {row[1]:15.4f}", flush=True)
 
 
-EXPERIMENTS = {"robust": robust, "easgd": easgd, "bmuf": bmuf, "diloco": diloco}
+EXPERIMENTS = {"robust": robust, "diloco": diloco}
 
 
 def main() -> None:

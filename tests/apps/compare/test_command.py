@@ -188,6 +188,16 @@ def test_an_error_of_a_users_model_leaves_the_others(tmp_path, monkeypatch):
     assert [row["cell"] for row in found["table"]] == ["sync model=models.py:small"]
 
 
+def test_a_model_that_cannot_be_measured_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    words = ["compare", "digits", "--model", "models.py:Wrong", "--simulated"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2
+    assert "no gradient of a batch: ValueError: it was planted" in result.output
+    assert not (tmp_path / "shoal-runs").exists()
+
+
 def test_a_killed_process_leaves_a_report(tmp_path, monkeypatch):
     def killed(*_):
         os.kill(os.getpid(), signal.SIGKILL)

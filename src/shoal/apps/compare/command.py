@@ -53,9 +53,8 @@ def begin_comparison(
                 check_limited(job)
         except (InvalidValue, UnknownName) as error:
             raise type(error)(f"cell {cell.name!r}: {error.message}") from None
-        inputs = msgspec.structs.replace(
-            job, strategy="sync", staleness=0, apply_at="arrival", set={}
-        )
+        plain: dict[str, Any] = {"strategy": "sync", "staleness": 0, "apply_at": "arrival"}
+        inputs = msgspec.structs.replace(job, **plain, set={}) if job.uses_servers else job
         if inputs not in seen:
             seen.append(inputs)
             check_inputs(job, data_dirs)

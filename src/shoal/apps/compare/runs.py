@@ -155,7 +155,14 @@ def measured(cells: Sequence[Cell], data_dirs: Sequence[Path]) -> dict[str, floa
     for cell in cells:
         job = cell.job(0, "")
         if _key(job) not in found:
-            found[_key(job)] = measured_batch_s(job, data_dirs)
+            try:
+                found[_key(job)] = measured_batch_s(job, data_dirs)
+            except ShoalError:
+                raise
+            except Exception as error:  # of the user's model
+                raise InvalidValue(
+                    f"cell {cell.name!r}: no gradient of a batch: {type(error).__name__}: {error}"
+                ) from error
     return found
 
 

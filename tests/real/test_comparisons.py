@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from click.testing import CliRunner
 
 import shoal
 from shoal.cli import main
+from tests.real.waiting import until
 
 pytestmark = pytest.mark.real
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -41,6 +41,10 @@ def test_cells_run_on_real_processes(compared):
         assert row["runs"] == 2
         assert 0 < row["idle"] < 1
         assert row["bytes"] > 0
+
+
+def ended_runs(folder: Path) -> list[Path]:
+    return list(folder.glob("*/cells/*/*/summary.json"))
 
 
 def browse(page: Path, size: str, more: tuple[str, ...] = ()) -> tuple[str, str]:
@@ -92,11 +96,7 @@ def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
         text=True,
         env=dict(os.environ),
     )
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("*/cells/*/*/summary.json")):
-        assert time.monotonic() < until
-        assert running.poll() is None
-        time.sleep(0.05)
+    until(lambda: ended_runs(tmp_path) or running.poll() is not None, "no run has ended", 60)
     running.send_signal(signal.SIGINT)
     _, told = running.communicate(timeout=60)
     assert running.returncode == 130
@@ -119,10 +119,7 @@ def test_an_interrupted_simulated_comparison_ends_its_processes(tmp_path):
         text=True,
         start_new_session=True,
     )
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("*/cells/*/*/summary.json")):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: ended_runs(tmp_path) or running.poll() is not None, "no run has ended", 60)
     os.killpg(running.pid, signal.SIGINT)
     _, told = running.communicate(timeout=60)
     assert running.returncode == 130

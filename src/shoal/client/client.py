@@ -16,6 +16,7 @@ from shoal.client.blocking import Blocking
 from shoal.client.operations import Operations
 from shoal.client.options import ClientOptions
 from shoal.collective.base import AllReduce, Collective
+from shoal.collective.figures import WorkerFigures
 from shoal.collective.tensors import prepared
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import RequestTimeout, ShoalError
@@ -45,7 +46,7 @@ ABORT_S = 5.0  # to tell the scheduler; it may be restarting
 T = TypeVar("T")
 
 
-class Client(Operations):
+class Client(Operations, WorkerFigures):
     """A worker's connection to a cluster: tables, pushes, pulls, clocks, barriers and allreduce.
 
     `shoal.init` and `shoal.connect` make one. Close it, or use it in a `with` block, which ends
@@ -162,31 +163,6 @@ class Client(Operations):
     def first_rank(self) -> int:
         """Lowest rank of this worker's group: the worker that does what only one should do."""
         return min(member.rank for member in self.view.group(self.options.group))
-
-    @property
-    def clock(self) -> int:
-        """Number of iterations that this worker has finished."""
-        return self._driver.machine.clock
-
-    @property
-    def bytes_pushed(self) -> int:
-        """Payload bytes sent to servers so far, without resends."""
-        return self._driver.machine.bytes_pushed
-
-    @property
-    def bytes_pulled(self) -> int:
-        """Payload bytes received from servers so far."""
-        return self._driver.machine.bytes_pulled
-
-    @property
-    def bytes_sent(self) -> int:
-        """Payload bytes sent so far, to servers and to other workers."""
-        return self._machine.bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Payload bytes received so far, from servers and from other workers."""
-        return self._machine.bytes_received
 
     @property
     def on_note(self) -> Callable[[Note], None]:

@@ -144,8 +144,8 @@ def _idle(cells: Sequence[CellRuns]) -> Figure:
             }
         )
     note = (
-        "Share of its time that a worker has waited for its requests (idle_s of its last step "
-        "event). Bars are means; each point is a worker."
+        "Share of its time that a worker has waited for its requests (idle_s of its last end "
+        "or step event). Bars are means; each point is a worker."
     )
     return Figure("idle", "Idle time", traces, "share of time", note, percent=True, bars="group")
 

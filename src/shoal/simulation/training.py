@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from shoal.collective.base import AllReduce
+from shoal.collective.figures import WorkerFigures
 from shoal.collective.tensors import prepared
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue, ShoalError
@@ -38,7 +39,7 @@ STALLED = 1_000_000  # events without a step of any worker
 PATIENT = WorkerOptions(sync_timeout_s=LIMIT_S)  # a slow worker is no fault
 
 
-class SimulatedClient:
+class SimulatedClient(WorkerFigures):
     """What `Client` tells of a worker, in a simulated run.
 
     Attributes:
@@ -76,31 +77,6 @@ class SimulatedClient:
         view = self._machine.session.view
         assert view is not None
         return view
-
-    @property
-    def clock(self) -> int:
-        """Number of iterations that this worker has finished."""
-        return self._machine.clock
-
-    @property
-    def bytes_pushed(self) -> int:
-        """Payload bytes sent to servers so far, without resends."""
-        return self._machine.bytes_pushed
-
-    @property
-    def bytes_pulled(self) -> int:
-        """Payload bytes received from servers so far."""
-        return self._machine.bytes_pulled
-
-    @property
-    def bytes_sent(self) -> int:
-        """Payload bytes sent so far, to servers and to other workers."""
-        return self._machine.bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        """Payload bytes received so far, from servers and from other workers."""
-        return self._machine.bytes_received
 
 
 class SimulatedWorker(msgspec.Struct):

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from math import isnan
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from shoal.apps.train.setup import WorkerSetup
-from shoal.protocol.views import View
+from shoal.client.client import Client
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.pytorch.worker_state import WorkerStates
+from shoal.simulation.training import SimulatedClient
 from shoal.storage.event_log import EventLog
 from shoal.strategies import StepResult
 
 EVALUATIONS_AN_EPOCH = 5
-
-
-class ClientFigures(Protocol):
-    """What a worker's connection tells of its work, a simulated one's too."""
-
-    @property
-    def clock(self) -> int: ...
-    @property
-    def view(self) -> View: ...
-    @property
-    def idle_s(self) -> float: ...
-    @property
-    def bytes_sent(self) -> int: ...
-    @property
-    def bytes_received(self) -> int: ...
-    @property
-    def bytes_pushed(self) -> int: ...
-    @property
-    def bytes_pulled(self) -> int: ...
 
 
 class Progress:
@@ -47,7 +29,7 @@ class Progress:
     def __init__(
         self,
         setup: WorkerSetup,
-        client: ClientFigures,
+        client: Client | SimulatedClient,
         log: EventLog,
         states: WorkerStates | None = None,
         passed: int = 0,

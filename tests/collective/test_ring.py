@@ -94,6 +94,13 @@ def test_what_comes_late_does_not_land_in_a_tensor_that_was_given_back(machine):
     assert sink.revoked
 
 
+def test_a_greeting_whose_answer_was_lost_is_answered_again_and_no_answer_is(machine):
+    greeting = MissingPieces(machine.ring._name, 0)
+    [answer] = sent(machine.handle(Received("w-1", greeting), 0.1), MissingPieces)
+    assert answer != greeting
+    assert sent(machine.handle(Received("w-1", answer), 0.2), MissingPieces) == []
+
+
 def test_messages_that_no_neighbour_sends_are_refused(machine):
     ring = machine.ring._name
     for message, says in (

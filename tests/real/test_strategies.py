@@ -23,6 +23,8 @@ OTHERS = [
     ["streaming_diloco", "--set", "tau=8", "--set", "fragments=2"],
     ["easgd", "--set", "tau=4"],
     ["eamsgd", "--set", "tau=4", "--set", "delta=0.9", "--optimizer", "sgd"],
+    ["p2p"],
+    ["p2p", "--set", "graph=ring", "--set", "mode=async"],
     ["gradient_coding", "--redundancy", "2"],
     ["sync", "--set", "quorum=3", "--set", "grace_s=0.05", "--set", "merge=median"],
     [f"{EXAMPLE}:SlowMo"],

@@ -26,6 +26,7 @@ SETTINGS = {
     "eamsgd": {"tau": 4, "delta": 0.5},
     "gradient_coding": {"redundancy": 2},
     "allreduce": {},
+    "p2p": {},
 }
 
 

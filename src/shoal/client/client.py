@@ -142,11 +142,6 @@ class Client(Operations, WorkerFigures):
     # ------------------------------------------------------------------ membership
 
     @property
-    def rank(self) -> int:
-        """This worker's rank, which it keeps during the run."""
-        return self._driver.machine.session.rank
-
-    @property
     def world_size(self) -> int:
         """Number of workers of this worker's group in the current view."""
         return self.groups[self.options.group]

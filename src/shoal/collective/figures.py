@@ -11,6 +11,11 @@ class WorkerFigures:
     _machine: CollectiveWorker
 
     @property
+    def rank(self) -> int:
+        """This worker's rank, which it keeps during the run."""
+        return self._machine.session.rank
+
+    @property
     def clock(self) -> int:
         """Number of iterations that this worker has finished."""
         return self._machine.clock

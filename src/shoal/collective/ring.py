@@ -21,6 +21,7 @@ from math import inf
 from mmap import mmap
 from zlib import crc32
 
+from shoal.collective.members import members_of, unreachable
 from shoal.collective.sums import PROBE_MAX_S, PROBE_S, Patience, Sum, cut
 from shoal.errors import Cancelled, InvalidValue, RingBroken, ShoalError
 from shoal.protocol.limits import LISTED_MAX
@@ -63,7 +64,7 @@ class Ring:
         self._sums: dict[int, Sum] = {}
         self._missed: dict[int, None] = {}  # allreduces of which pieces came before the request
         self._met: dict[NodeId, None] = {}  # neighbours that have this ring as well
-        self._left: dict[str, int] = {}  # finished workers, and the first allreduce without them
+        self.left: dict[str, int] = {}  # finished workers, and the first allreduce without them
         self._scratch: list[mmap] = []
         self._greet_at = inf  # when to reconnect to a neighbour
         self._patience = Patience()
@@ -73,8 +74,7 @@ class Ring:
 
     def adopt(self, view: View, out: Effects) -> None:
         """Take over the members of this worker's group; if they changed, fail all allreduces."""
-        workers = view.group(self._session.group)
-        members = tuple(sorted(workers, key=lambda member: member.rank))
+        members = members_of(view, self._session)
         if [m.incarnation for m in members] == [m.incarnation for m in self._members]:
             self._members = members
             return
@@ -91,7 +91,7 @@ class Ring:
         self._missed.clear()
         self._met.clear()
         self._greet_at = inf
-        self._left.clear()
+        self.left.clear()
 
     def address_of(self, node: NodeId) -> str:
         """Where to connect to another worker; "" for those of lower rank, which connect here."""
@@ -102,8 +102,7 @@ class Ring:
 
     def ask(self, request_id: int, ask: Reduce, now: float, out: Effects) -> None:
         """Begin an allreduce; all workers request the same ones in the same order."""
-        problem = self._problem()
-        if problem:
+        if problem := unreachable(self._members, "an allreduce"):
             out.append(Resolve(request_id, Outcome(error=InvalidValue(problem))))
             return
         number, self._asked = self._asked, self._asked + 1
@@ -129,24 +128,13 @@ class Ring:
             self._ask_again(number, one, out)
         self._greet(out)
 
-    def _problem(self) -> str:
-        if not self._members:
-            return "this worker is in no view yet"
-        deaf = ", ".join(member.name for member in self._members if not member.address)
-        if len(self._members) == 1 or not deaf:
-            return ""
-        return (
-            f"an allreduce needs workers that reach each other, and {deaf} could not listen beside "
-            "its scheduler's address; its log says why"
-        )
-
     def leave(self, out: Effects) -> None:
         """Tell the others that this worker has finished, so that they do not wait for it."""
         if len(self._members) > 1:
             self._tell_left(WorkerLeft(self._name, self._session.name, self._asked), "", out)
 
     def _tell_left(self, message: WorkerLeft, but: NodeId, out: Effects) -> None:
-        self._left[message.name] = message.asked
+        self.left[message.name] = message.asked
         for node in dict.fromkeys(member.id for member in self._neighbours()):
             if node != but:
                 out.append(Send(node, message))
@@ -155,7 +143,7 @@ class Ring:
 
     def _end_without(self, number: int, out: Effects) -> bool:
         """Fail an allreduce that a finished worker will never request."""
-        gone = [name for name, asked in self._left.items() if number >= asked]
+        gone = [name for name, asked in self.left.items() if number >= asked]
         if gone:
             error = RingBroken(f"{', '.join(gone)} has ended its work without this allreduce")
             self._end(number, out, error)
@@ -243,12 +231,12 @@ class Ring:
         if not self._knows(sender, message, int(not isinstance(message, Piece))):
             out.append(Note("unexpected", {"message": type(message).__name__}))
             return
-        self._meet(sender, out)
+        self._meet(sender, message, out)
         if isinstance(message, Piece):
             self._piece(message, event.payload, now, out)
             return
         if isinstance(message, WorkerLeft):
-            if message.name not in self._left:
+            if message.name not in self.left:
                 self._tell_left(message, sender, out)
             return
         if isinstance(message, SumAck):
@@ -264,12 +252,15 @@ class Ring:
                 if 0 <= piece < len(one.edges) and one.has(piece, whole):
                     self._send(message.number, one, piece, whole, out)
 
-    def _meet(self, neighbour: NodeId, out: Effects) -> None:
+    def _meet(self, neighbour: NodeId, message: Message, out: Effects) -> None:
         """Greet a neighbour that has this ring, and send it the pieces that are ready."""
+        greeting = MissingPieces(self._name, 0)
         if neighbour in self._met:
+            if message == greeting:  # it lacks the answer to its first one; this is no greeting
+                out.append(Send(neighbour, MissingPieces(self._name, 1)))
             return
         self._met[neighbour] = None
-        out.append(Send(neighbour, MissingPieces(self._name, 0)))
+        out.append(Send(neighbour, greeting))
         if neighbour == self._neighbours()[1].id:
             for number, one in self._sums.items():
                 for piece, whole in one.ready():

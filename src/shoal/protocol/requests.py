@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -123,6 +123,57 @@ class Reduce(msgspec.Struct, frozen=True):
     values: memoryview
     add: Callable[[memoryview, memoryview], None]
     finish: Callable[[memoryview, int], None] = lambda into, workers: None
+
+
+class NeighbourExchange(msgspec.Struct, frozen=True):
+    """Send values to this worker's neighbours, and take theirs. Resolved with a `Neighbourhood`.
+
+    Attributes:
+        graph: whose neighbours: "complete" (every other worker), or "ring" (the workers of the next
+            higher and lower rank).
+        buffers: the values, copied at once; none are sent if it is empty.
+        ordered: whether each neighbour gets all versions; otherwise the newest one, as often as the
+            link allows.
+        wait: for what: "all" (a version of each neighbour that is as late as this worker's last
+            one), "any" (one that this worker has not taken yet, or another view), or "none".
+        phase: this worker's; versions of an earlier one count no more.
+        clocks: what the neighbours are told with the values (`NeighbourPiece`).
+    """
+
+    graph: Literal["complete", "ring"]
+    buffers: tuple[memoryview, ...] = ()
+    ordered: bool = True
+    wait: Literal["all", "any", "none"] = "all"
+    phase: int = 0
+    clocks: Mapping[int, int] = {}
+
+
+class NeighbourValues(msgspec.Struct, frozen=True):
+    """A neighbour's values, which stay as they are until the next `NeighbourExchange`.
+
+    Attributes:
+        rank: the neighbour's.
+        buffers: the values.
+        clocks: what it said with them.
+    """
+
+    rank: int
+    buffers: tuple[memoryview, ...]
+    clocks: Mapping[int, int]
+
+
+class Neighbourhood(msgspec.Struct, frozen=True):
+    """The result of a `NeighbourExchange`.
+
+    Attributes:
+        values: of the neighbours that have sent any, by rank.
+        degree: the number of neighbours.
+        ranks: of all workers in the view.
+    """
+
+    values: tuple[NeighbourValues, ...]
+    degree: int
+    ranks: tuple[int, ...]
 
 
 class DeclareTable(msgspec.Struct, frozen=True):

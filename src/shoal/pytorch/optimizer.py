@@ -123,7 +123,7 @@ class Optimizer(torch.optim.Optimizer):
         self._strategy = made = cast(Any, kind(options))
         self._state: StateOnServers | StateOnWorkers
         if kind.on_workers:
-            one_for_all = not kind.uses_servers  # allreduce: all workers have one state
+            one_for_all = kind.in_step and not kind.uses_servers  # allreduce
             self._state = StateOnWorkers(inner, self._model, made, one_for_all)
         else:
             methods = {buffer: make(access) for buffer, access in of_buffers.items()}

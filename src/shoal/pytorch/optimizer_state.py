@@ -20,6 +20,7 @@ from shoal.strategies.allreduce import AllReduceSGD
 from shoal.strategies.base import Program
 from shoal.strategies.elastic import EASGD
 from shoal.strategies.local_updates import LocalUpdates
+from shoal.strategies.p2p import PeerToPeer
 from shoal.strategies.servers import OptimizerState, ServerStrategy
 from shoal.tables.access import AccessMethod
 
@@ -163,7 +164,7 @@ class StateOnWorkers:
         self,
         inner: torch.optim.Optimizer,
         flat: FlatParams,
-        strategy: AllReduceSGD | LocalUpdates | EASGD,
+        strategy: AllReduceSGD | LocalUpdates | EASGD | PeerToPeer,
         one_for_all: bool,
     ) -> None:
         self._inner = inner

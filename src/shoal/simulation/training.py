@@ -155,7 +155,7 @@ def simulate_training(
         session.announce(f"sim://{session.me}")
         machine = CollectiveWorker(session, PATIENT)
         client = SimulatedClient(world, machine)
-        program = _program(client, worker, rank, max_steps, rounds, failed)
+        program = worker_program(client, worker, rank, failed, max_steps, rounds)
         world.add(session.me, machine, program)
     progress = -1
     while not failed and progress < (taken := sum(len(worker.results) for worker in workers)):
@@ -173,14 +173,15 @@ def simulate_training(
     return world
 
 
-def _program(
+def worker_program(
     client: SimulatedClient,
     worker: SimulatedWorker,
     rank: int,
-    max_steps: int,
-    rounds: int,
     failed: list[ShoalError],
+    max_steps: int = 0,
+    rounds: int = 0,
 ) -> Program:
+    """What a worker does in a simulated run; its error is added to `failed`."""
     yield AwaitView()
     client.begin()
     hooks = _Recorded(worker, client)

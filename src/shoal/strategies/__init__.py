@@ -11,6 +11,7 @@ from . import (  # noqa: F401  (they register themselves)
     delayed,
     elastic,
     local_updates,
+    p2p,
     servers,
     streaming,
 )

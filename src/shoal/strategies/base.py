@@ -128,6 +128,7 @@ class Strategy(ABC):
         idle_rounds: rounds of workers in step without any weight at the end of an epoch.
         resumes: whether a run can continue from a checkpoint.
         repeats: whether each `redundancy` workers of consecutive ranks have the same batches.
+        bears_losses: whether workers without servers go on without one that is lost.
         on_workers: whether the optimizer (`options.access`) runs on the workers.
         Settings: the class of its settings.
         source: the paper, with its section.
@@ -143,6 +144,7 @@ class Strategy(ABC):
     idle_rounds: ClassVar[int] = 1
     resumes: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
+    bears_losses: ClassVar[bool] = False
     on_workers: ClassVar[bool] = False
     Settings: ClassVar[type[StrategySettings]] = StrategySettings
     source: ClassVar[str] = ""

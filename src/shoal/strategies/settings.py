@@ -153,6 +153,13 @@ class DiLoCoSettings(QuorumSettings, frozen=True, kw_only=True):
     exchange: ExchangeBy = "servers"
 
 
+class PeerToPeerSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "p2p"."""
+
+    graph: Annotated[Literal["complete", "ring"], setting("whose neighbours workers are: of all others, or of the next rank on either side")] = "complete"
+    mode: Annotated[Literal["sync", "async"], setting("async: mix with the newest that has come, and wait for nobody")] = "sync"
+
+
 class StreamingDiLoCoSettings(StrategySettings, frozen=True, kw_only=True):
     """Settings of "streaming_diloco"."""
 

@@ -22,10 +22,14 @@ def check_job(job: JobSpec) -> None:
             f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
             f"{job.redundancy} (these can: {usable})"
         )
+    losses = ("stop", "drop") if traits.bears_losses else ("stop",)
     for asked, what in (
         (job.saves or job.resume, "has no servers to write checkpoints"),
         (job.slow_workers != "wait", "sums over all workers and can drop none"),
-        (job.on_worker_loss != "stop", "sums over all workers and ends when one is lost"),
+        (
+            job.on_worker_loss not in losses,
+            f"has its parameters on workers, and can only {' or '.join(losses)} when one is lost",
+        ),
     ):
         if asked and not job.uses_servers:
             raise InvalidValue(f"strategy {job.strategy!r} {what}")

@@ -27,6 +27,9 @@ from shoal.protocol.messages.base import (
 )
 from shoal.protocol.messages.collective import (
     MissingPieces,
+    NeighbourAck,
+    NeighbourPiece,
+    NeighbourProbe,
     Piece,
     SumAck,
     WorkerLeft,
@@ -91,7 +94,7 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [
@@ -100,11 +103,12 @@ __all__ = [
     "CheckpointRefused", "CheckpointRequest", "Code", "Computing", "DeathReport", "DeathReportSeen",
     "Declare", "Denied", "Drain", "Drained", "End", "Finish", "Finished", "Freeze", "Frozen",
     "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello", "Join", "Joined", "Lease",
-    "Leased", "Leave", "LeaveRefused", "Malformed", "Message", "MissingPieces", "NewView",
-    "NotDeclared", "NotJoined", "NotLeased", "Nudge", "OpenShards", "Part", "Piece", "Probe",
-    "ProcessHeartbeat", "RefuseView", "ReplicaHistory", "Replicate", "ReplicateAck", "Reply",
-    "Request", "SeenRequests", "ShardsOpened", "StateChunk", "StatusReply", "StatusRequest",
-    "SumAck", "Synced", "ViewRefused", "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
+    "Leased", "Leave", "LeaveRefused", "Malformed", "Message", "MissingPieces",
+    "NeighbourAck", "NeighbourPiece", "NeighbourProbe", "NewView", "NotDeclared", "NotJoined",
+    "NotLeased", "Nudge", "OpenShards", "Part", "Piece", "Probe", "ProcessHeartbeat", "RefuseView",
+    "ReplicaHistory", "Replicate", "ReplicateAck", "Reply", "Request", "SeenRequests",
+    "ShardsOpened", "StateChunk", "StatusReply", "StatusRequest", "SumAck", "Synced", "ViewRefused",
+    "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
 ]  # fmt: skip
 
 Message = (
@@ -117,6 +121,7 @@ Message = (
     | Declare | NotDeclared | BarrierArrival | BarrierReleased | Lease | Leased | NotLeased
     | Finish | Finished | End | Abort
     | Request | Reply | Probe | Nudge | Computing | Replicate | ReplicateAck | StateChunk
-    | Piece | MissingPieces | SumAck | WorkerLeft | Malformed
+    | Piece | MissingPieces | SumAck | WorkerLeft
+    | NeighbourPiece | NeighbourProbe | NeighbourAck | Malformed
 )  # fmt: skip
 MESSAGES: tuple[type[Body], ...] = get_args(Message)

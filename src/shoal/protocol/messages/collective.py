@@ -1,4 +1,4 @@
-"""Messages between workers around an allreduce ring."""
+"""Messages between workers: around an allreduce ring, and between neighbours in a graph."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shoal.protocol.limits import LISTED_MAX, Name, Number, NumberOrNone
+from shoal.protocol.limits import LISTED_MAX, Name, Number, NumberOrNone, Rank
 from shoal.protocol.messages.base import Body
 
 Pieces = Annotated[tuple[Number, ...], Meta(max_length=LISTED_MAX)]
+Clocks = Annotated[dict[Rank, Number], Meta(max_length=1 << 16)]
 
 
 class Piece(Body, frozen=True, array_like=True, tag=True):
@@ -52,3 +53,44 @@ class WorkerLeft(Body, frozen=True, array_like=True, tag=True):
     ring: Number
     name: Name
     asked: Number
+
+
+class NeighbourPiece(Body, frozen=True, array_like=True, tag=True):
+    """A piece of a worker's values for one of its neighbours; its bytes follow.
+
+    Attributes:
+        phase, round: version of the values; a later one is greater, phase first.
+        piece: number of the piece.
+        total: bytes of all values.
+        clocks: by rank, how many steps workers have taken, as far as the sender knows; FOREVER of
+            those that have taken their last one.
+    """
+
+    phase: Number
+    round: Number
+    piece: Number
+    total: Number
+    clocks: Clocks
+
+
+class NeighbourProbe(Body, frozen=True, array_like=True, tag=True):
+    """Asks which pieces of a version have not arrived; the version (0, 0) is a greeting.
+
+    number: of the probe, among those of its sender to this neighbour
+    """
+
+    phase: Number
+    round: Number
+    number: Number
+
+
+class NeighbourAck(Body, frozen=True, array_like=True, tag=True):
+    """These pieces of a version are missing; without any, all of it has arrived.
+
+    number: of the probe that this answers; 0 for none
+    """
+
+    phase: Number
+    round: Number
+    number: Number = 0
+    missing: Pieces = ()

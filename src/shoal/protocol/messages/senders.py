@@ -31,6 +31,9 @@ from shoal.protocol.messages import (
     LeaveRefused,
     Message,
     MissingPieces,
+    NeighbourAck,
+    NeighbourPiece,
+    NeighbourProbe,
     NewView,
     NotDeclared,
     NotJoined,
@@ -73,7 +76,10 @@ _BY_ROLE: tuple[tuple[tuple[Role, ...], tuple[type, ...]], ...] = (
     ),
     (
         ("worker",),
-        (Declare, Lease, Abort, Request, Probe, Piece, MissingPieces, SumAck, WorkerLeft),
+        (
+            *(Declare, Lease, Abort, Request, Probe, Piece, MissingPieces, SumAck, WorkerLeft),
+            *(NeighbourPiece, NeighbourProbe, NeighbourAck),
+        ),
     ),
     (("scheduler", "server"), (NewView,)),
 )

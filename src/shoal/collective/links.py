@@ -1,0 +1,270 @@
+"""Link: what goes to and comes from one neighbour of a worker, a version at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from mmap import mmap
+
+from shoal.collective.sums import LINE_BYTES, PROBE_MAX_S, PROBE_S, Edges, cut
+from shoal.protocol.limits import LISTED_MAX
+from shoal.protocol.machine import Arrival, Discard, Effects, Send, Sink
+from shoal.protocol.messages import NeighbourAck, NeighbourPiece, NeighbourProbe
+from shoal.protocol.views import NodeId
+
+Version = tuple[int, int]  # phase and round
+NO_VERSION: Version = (0, 0)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the buffers of a version are in its memory, and the pieces of which it is sent."""
+
+    spans: tuple[tuple[int, int], ...]
+    nbytes: int
+    edges: Edges
+
+    @classmethod
+    def of(cls, sizes: tuple[int, ...], piece_bytes: int) -> Layout:
+        """The layout of buffers of these sizes, each at the start of a cache line."""
+        spans, end = [], 0
+        for size in sizes:
+            start = -(-end // LINE_BYTES) * LINE_BYTES
+            end = start + size
+            spans.append((start, end))
+        return cls(tuple(spans), end, cut(end, 1, piece_bytes))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.spans)
+
+    def memory(self) -> memoryview:
+        """New memory for a version."""
+        return memoryview(mmap(-1, max(1, self.nbytes)))[: self.nbytes]
+
+    def buffers(self, memory: memoryview) -> tuple[memoryview, ...]:
+        return tuple(memory[start:stop] for start, stop in self.spans)
+
+    def piece(self, memory: memoryview, number: int) -> memoryview:
+        _, start, stop = self.edges[number]
+        return memory[start:stop]
+
+
+@dataclass(eq=False)
+class Values:
+    """A version of a worker's values.
+
+    Attributes:
+        missing: pieces that have not arrived; of this worker's own values, none.
+        sinks: by piece, where one arrives.
+        again: whether pieces were sent again, so that copies may still be under way.
+    """
+
+    version: Version
+    memory: memoryview
+    clocks: Mapping[int, int]
+    missing: dict[int, None] = field(default_factory=dict)
+    sinks: dict[int, Sink] = field(default_factory=dict)
+    again: bool = False
+
+
+class Link:
+    """The exchange with one neighbour.
+
+    One version is under way at a time; the next one is sent when the neighbour has acknowledged it.
+    Until then the neighbour is asked, ever more rarely, what of it is missing. So a slow link is
+    not filled with versions that are outdated when they arrive.
+
+    Args:
+        node: the neighbour.
+        rank: its rank.
+        layout: of all versions.
+
+    Attributes:
+        met: whether the neighbour has answered since the last connection to it was lost.
+        taken: the version that this worker has taken last, if any.
+        whole: versions that have arrived since, oldest first.
+    """
+
+    def __init__(self, node: NodeId, rank: int, layout: Layout) -> None:
+        self.node = node
+        self.rank = rank
+        self.met = False
+        self.taken: Values | None = None
+        self.whole: deque[Values] = deque(maxlen=2)
+        self.bytes_sent = self.bytes_received = 0
+        self._layout = layout
+        self._probe_at, self._wait_s = 0.0, PROBE_S
+        self._probes = 0  # that were sent
+        self._stale = 0  # probes that were sent before pieces were sent the last time
+        self._sending: Values | None = None
+        self._begun = False  # whether pieces of it were sent
+        self._next: deque[Values] = deque()
+        self._arriving: Values | None = None
+        self._free: list[memoryview] = []
+
+    # ------------------------------------------------------------------ to the neighbour
+
+    def offer(self, values: Values, ordered: bool, now: float, out: Effects) -> None:
+        """Send this worker's newest version, after (`ordered`) or in place of those that wait."""
+        if not ordered:
+            self._next.clear()
+        self._next.append(values)
+        self._pump(now, out)
+
+    def _pump(self, now: float, out: Effects) -> None:
+        if self._sending is None and self._next:
+            self._sending, self._begun = self._next.popleft(), False
+        if self._sending is not None and self.met and not self._begun:
+            self._begun = True
+            self._send(self._sending, range(len(self._layout.edges)), out)
+            self._wait(now, PROBE_S)
+
+    def keeps(self, values: Values) -> bool:
+        """Whether this worker's own `values` are to be sent yet."""
+        return values is self._sending or values in self._next
+
+    def _send(self, values: Values, pieces: range | tuple[int, ...], out: Effects) -> None:
+        self._stale = self._probes
+        for piece in pieces:
+            if piece < len(self._layout.edges):
+                view = self._layout.piece(values.memory, piece)
+                told = dict(values.clocks)
+                message = NeighbourPiece(*values.version, piece, self._layout.nbytes, told)
+                out.append(Send(self.node, message, (view,)))
+                self.bytes_sent += view.nbytes
+
+    def acknowledged(self, message: NeighbourAck, now: float, out: Effects) -> None:
+        """The neighbour says what it lacks of a version."""
+        values = self._sending
+        if values is None or (message.phase, message.round) != values.version:
+            return
+        if not message.missing:
+            self._sending = None
+            self._pump(now, out)
+        elif message.number > self._stale:  # of several answers only the first counts
+            self._begun = values.again = True
+            self._send(values, message.missing, out)
+
+    # ------------------------------------------------------------------ from the neighbour
+
+    def probed(self, message: NeighbourProbe, out: Effects) -> None:
+        """Answer what is missing of a version."""
+        version = message.phase, message.round
+        missing: tuple[int, ...] = ()
+        if version > self._newest():
+            arriving = self._arriving
+            if arriving is not None and arriving.version == version:
+                missing = tuple(arriving.missing)[:LISTED_MAX]
+            else:
+                missing = tuple(range(len(self._layout.edges)))[:LISTED_MAX]
+        out.append(Send(self.node, NeighbourAck(*version, message.number, missing)))
+
+    def _newest(self) -> Version:
+        """The newest version that has arrived."""
+        newest = self.whole[-1] if self.whole else self.taken
+        return NO_VERSION if newest is None else newest.version
+
+    def arriving(self, message: NeighbourPiece, nbytes: int) -> Arrival:
+        version = message.phase, message.round
+        if version <= self._newest():
+            return Discard("it is here already")
+        if message.total != self._layout.nbytes or message.piece >= len(self._layout.edges):
+            return Discard("of another size")
+        values = self._arriving
+        if values is None or version > values.version:
+            self._abandon()
+            pieces = dict.fromkeys(range(len(self._layout.edges)))
+            memory = self._free.pop() if self._free else self._layout.memory()
+            values = self._arriving = Values(version, memory, message.clocks, pieces)
+        if version < values.version or message.piece not in values.missing:
+            return Discard("it is here already, or a newer one comes")
+        view = self._layout.piece(values.memory, message.piece)
+        if nbytes != view.nbytes:
+            return Discard(f"{nbytes} bytes for a piece of {view.nbytes}")
+        if message.piece in values.sinks:  # two copies must not be written to one place
+            values.sinks.pop(message.piece).revoke()
+        return values.sinks.setdefault(message.piece, Sink([view], values))
+
+    def landed(self, message: NeighbourPiece, payload: Sink | None, out: Effects) -> bool:
+        """A piece has arrived. Returns whether its version has arrived with it."""
+        values = self._arriving
+        here = payload is not None and not payload.revoked and payload.context is values
+        if not here or values is None:
+            if (message.phase, message.round) <= self._newest():  # the acknowledgement was lost
+                out.append(Send(self.node, NeighbourAck(message.phase, message.round)))
+            return False
+        values.missing.pop(message.piece, None)
+        self.bytes_received += self._layout.piece(values.memory, message.piece).nbytes
+        if values.missing:
+            return False
+        self._arriving = None
+        self.whole.append(values)
+        out.append(Send(self.node, NeighbourAck(*values.version)))
+        return True
+
+    def take(self, due: Version, ordered: bool) -> Values | None:
+        """The version of `due`, or the first after it; if not `ordered`, the newest one.
+
+        Versions of earlier phases are none. None if there is no version yet.
+        """
+        while self.whole and (not ordered or self.taken is None or self.taken.version < due):
+            if self.taken is not None:
+                self._free.append(self.taken.memory)
+            self.taken = self.whole.popleft()
+        return self.taken if self.taken is not None and self.taken.version[0] >= due[0] else None
+
+    def has(self, due: Version) -> bool:
+        """Whether the version of `due` is here, or a later one."""
+        return self._newest() >= due
+
+    def news(self, phase: int) -> bool:
+        """Whether a version of this phase or a later one has arrived that is not taken yet."""
+        return bool(self.whole) and self.whole[-1].version[0] >= phase
+
+    # ------------------------------------------------------------------ the connection
+
+    def heard(self, now: float, out: Effects) -> None:
+        """The neighbour is there: send it what it may lack."""
+        if not self.met:
+            self.met = True
+            self._probe(out)
+            self._wait(now, PROBE_S)
+            self._pump(now, out)
+
+    def probe_at(self) -> float:
+        """When the neighbour is asked what is missing, or greeted."""
+        return inf if self.met and self._sending is None else self._probe_at
+
+    def lost(self, now: float) -> None:
+        """The connection to the neighbour is lost."""
+        self.met = False
+        self._wait(now, PROBE_S)
+
+    def tick(self, now: float, out: Effects) -> None:
+        """Ask the neighbour what is missing, or greet it."""
+        if now >= self.probe_at():
+            self._probe(out)
+            self._wait(now, min(2 * self._wait_s, PROBE_MAX_S))
+
+    def _probe(self, out: Effects) -> None:
+        begun = self._sending is not None and self._begun
+        version = self._sending.version if self._sending is not None and begun else NO_VERSION
+        self._probes += 1
+        out.append(Send(self.node, NeighbourProbe(*version, self._probes)))
+
+    def _wait(self, now: float, seconds: float) -> None:
+        self._wait_s, self._probe_at = seconds, now + seconds
+
+    def close(self) -> None:
+        """Nothing that is under way from the neighbour may land any more."""
+        self._abandon()
+
+    def _abandon(self) -> None:
+        if self._arriving is not None:
+            for sink in self._arriving.sinks.values():
+                sink.revoke()
+            self._free.append(self._arriving.memory)
+            self._arriving = None

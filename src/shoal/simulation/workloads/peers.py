@@ -1,0 +1,89 @@
+"""Workers without servers, and faults between them: what workloads of collectives share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import partial
+from random import Random
+
+from shoal.collective.worker import CollectiveWorker
+from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.session import Session
+from shoal.protocol.views import NodeId
+from shoal.simulation.checkers.history import violated
+from shoal.simulation.network import NetworkOptions
+from shoal.simulation.node import Program
+from shoal.simulation.plan import SESSION
+from shoal.simulation.world import World
+
+PIECE_BYTES, GATHERED_BYTES = 256, 60  # small: several pieces, and both algorithms
+BREAKS = 6
+KILLED = 0.25  # share of the seeds in which a worker crashes
+
+
+class PeersScenario(ABC):
+    """A world of workers that run programs, of which one may crash.
+
+    Attributes:
+        victim: the worker that crashes, or "".
+        failed: why workers have given up.
+        limit_s, most_events: of a run.
+    """
+
+    limit_s = 200.0
+    most_events = 60_000
+
+    def __init__(
+        self, seed: int, random: Random, workers: int, keep_lines: bool, streams: bool = False
+    ) -> None:
+        self.workers = workers
+        self.failed: dict[NodeId, str] = {}
+        options = NetworkOptions(
+            loss=random.choice([0.0, 0.03, 0.1]),
+            duplicate=random.choice([0.0, 0.05, 0.1]),
+            reorder=random.choice([0.0, 0.3]),
+            stall=random.choice([0.0, 0.05]),
+            jitter_s=random.choice([0.0005, 0.01]),
+            link_bytes=1 << 20,
+            streams=streams,
+        )
+        self.world = world = World(seed, options, keep_lines)
+        scheduled = SchedulerOptions(servers=0, workers=workers, silence_s=6.0, broken_s=4.0)
+        world.add(SCHEDULER, SchedulerMachine(scheduled))
+        for index in range(workers):
+            node = f"worker-{index}"
+            session = Session(node, "worker", rank=index, options=SESSION)
+            session.announce(f"sim://{node}")
+            machine = CollectiveWorker(session, None, PIECE_BYTES, GATHERED_BYTES)
+            world.add(node, machine, self.program(node, machine, Random(seed * 31 + index)))
+        self.victim = ""
+        if random.random() < KILLED:
+            self.victim = f"worker-{random.randrange(workers)}"
+            world.at(0.5 + 2 * random.random(), lambda: world.crash(self.victim))
+        for _ in range(BREAKS):
+            ends = [f"worker-{index}" for index in random.sample(range(workers), 2)]
+            world.at(0.2 + 3 * random.random(), partial(world.break_connection, *ends))
+
+    @abstractmethod
+    def program(self, node: NodeId, machine: CollectiveWorker, random: Random) -> Program:
+        """What a worker does."""
+
+    def run(self) -> None:
+        """Run to the end, and check it."""
+        self.world.run(until=self.limit_s, most_events=self.most_events)
+        self.check_end()
+
+    def check_end(self) -> None:
+        """Check that no worker still waits, and that failures name a reason."""
+        if self.victim:
+            for node, message in self.failed.items():
+                if not message:
+                    raise violated("named death", f"{node} failed without a reason")
+        elif self.failed:
+            raise violated("orderly", f"workers failed: {self.failed}")
+        for node, sim in self.world.nodes.items():
+            if sim.alive and not sim.stopped:
+                waits = sim.machine.waiting() if isinstance(sim.machine, CollectiveWorker) else ""
+                raise violated("stuck", f"{node} did not end; {waits}")

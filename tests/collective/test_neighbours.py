@@ -1,0 +1,178 @@
+"""A worker and its neighbour by hand; `tests/simulation/workloads/test_neighbours.py` has more."""
+
+import numpy as np
+import pytest
+
+from shoal.collective.worker import CollectiveWorker
+from shoal.errors import Cancelled, InvalidValue, RunAborted
+from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send, Sink, Ticked
+from shoal.protocol.messages import (
+    SCHEDULER,
+    End,
+    Joined,
+    NeighbourAck,
+    NeighbourPiece,
+    NeighbourProbe,
+    NewView,
+    WorkerLeft,
+)
+from shoal.protocol.requests import Cancel, NeighbourExchange
+from shoal.protocol.session import Session
+from shoal.protocol.views import Member, View
+
+VALUES = np.arange(100.0)
+NBYTES, PIECES = VALUES.nbytes, 4
+CLOCKS = {0: 1}
+
+
+def exchange(wait="all", graph="complete", values=VALUES, phase=0, ordered=True):
+    buffers = () if values is None else (values.view(np.uint8).data,)
+    return NeighbourExchange(graph, buffers, ordered, wait, phase, CLOCKS)
+
+
+@pytest.fixture
+def machine():
+    """Worker 0 of two."""
+    made = CollectiveWorker(Session("w-0", "worker"), piece_bytes=NBYTES // PIECES)
+    members = tuple(
+        Member(f"w-{rank}", "worker", rank, 11 + rank, f"unix:///w-{rank}") for rank in range(2)
+    )
+    made.handle(Received(SCHEDULER, Joined(11, 0)), 0.0)
+    made.handle(Received(SCHEDULER, NewView(View(1, 1, (), members))), 0.0)
+    return made
+
+
+def sent(effects, kind):
+    return [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def resolved(effects):
+    return [e.outcome for e in effects if isinstance(e, Resolve)]
+
+
+def piece(number, version=1, phase=0, total=NBYTES):
+    return NeighbourPiece(phase, version, number, total, {1: version})
+
+
+def deliver(machine, message, fill=7.0):
+    sink = machine.arriving("w-1", message, NBYTES // PIECES)
+    if isinstance(sink, Sink):
+        sink.views[0][:] = np.full(VALUES.size // PIECES, fill).view(np.uint8).data
+    return machine.handle(Received("w-1", message, sink if isinstance(sink, Sink) else None), 1.0)
+
+
+def test_what_comes_before_the_first_exchange_is_not_answered(machine):
+    effects = machine.handle(Received("w-1", NeighbourProbe(0, 0, 1)), 0.1)
+    assert not sent(effects, NeighbourAck)
+    assert isinstance(machine.arriving("w-1", piece(0), NBYTES // PIECES), Discard)
+
+
+def test_values_go_out_when_the_neighbour_is_there_and_the_exchange_ends_with_its_own(machine):
+    effects = machine.handle(Asked(1, exchange()), 0.1)
+    assert sent(effects, NeighbourProbe) == [NeighbourProbe(0, 0, 1)]
+    assert not sent(effects, NeighbourPiece)
+    effects = machine.handle(Received("w-1", NeighbourAck(0, 0, 1)), 0.2)
+    assert [each.piece for each in sent(effects, NeighbourPiece)] == [0, 1, 2, 3]
+    for number in range(PIECES - 1):
+        assert not resolved(deliver(machine, piece(number)))
+    effects = deliver(machine, piece(PIECES - 1))
+    assert sent(effects, NeighbourAck) == [NeighbourAck(0, 1)]
+    [outcome] = resolved(effects)
+    [found] = outcome.value.values
+    assert (found.rank, found.clocks) == (1, {1: 1})
+    assert np.all(np.frombuffer(found.buffers[0]) == 7.0)
+    assert machine.bytes_sent == machine.bytes_received == NBYTES
+
+
+def test_of_several_answers_that_miss_pieces_only_the_first_counts(machine):
+    """On a slow link many probes are on their way before the first one is answered."""
+    machine.handle(Asked(1, exchange()), 0.1)
+    machine.handle(Received("w-1", NeighbourAck(0, 0, 1)), 0.2)
+    probes = []
+    for now in (1.0, 2.0, 4.0):
+        probes += sent(machine.handle(Ticked(), now), NeighbourProbe)
+    assert len({each.number for each in probes}) == 3
+    answers = [NeighbourAck(0, 1, each.number, (2,)) for each in probes]
+    effects = [machine.handle(Received("w-1", each), 5.0) for each in answers]
+    again = [sent(each, NeighbourPiece) for each in effects]
+    assert [[each.piece for each in pieces] for pieces in again] == [[2], [], []]
+
+
+def test_a_probe_is_told_what_is_missing(machine):
+    machine.handle(Asked(1, exchange()), 0.1)
+    for received, missing in (([], (0, 1, 2, 3)), ([0, 2], (1, 3)), ([1, 3], ())):
+        for number in received:
+            deliver(machine, piece(number))
+        effects = machine.handle(Received("w-1", NeighbourProbe(0, 1, 9)), 1.0)
+        assert NeighbourAck(0, 1, 9, missing) in sent(effects, NeighbourAck)
+
+
+def test_of_two_copies_of_a_piece_the_later_one_has_the_place(machine):
+    machine.handle(Asked(1, exchange()), 0.1)
+    first = machine.arriving("w-1", piece(0), NBYTES // PIECES)
+    second = machine.arriving("w-1", piece(0), NBYTES // PIECES)
+    assert (first.revoked, second.revoked) == (True, False)
+
+
+def test_values_of_another_size_fail_the_exchange(machine):
+    machine.handle(Asked(1, exchange()), 0.1)
+    [outcome] = resolved(deliver(machine, piece(0, total=8)))
+    assert isinstance(outcome.error, InvalidValue)
+    assert "worker 1 sends values of 8 bytes" in outcome.error.message
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        (exchange(graph="ring"), "a complete graph"),
+        (exchange(values=np.arange(3.0)), "the same sizes"),
+        (exchange(phase=-1), "is over"),
+    ],
+)
+def test_an_exchange_unlike_the_one_before_is_refused(machine, second, says):
+    [outcome] = resolved(machine.handle(Asked(1, exchange(wait="none")), 0.1))
+    assert outcome.error is None
+    [outcome] = resolved(machine.handle(Asked(2, second), 0.2))
+    assert isinstance(outcome.error, InvalidValue)
+    assert says in outcome.error.message
+
+
+def test_a_second_exchange_waits_for_the_first_to_end(machine):
+    machine.handle(Asked(1, exchange()), 0.1)
+    [outcome] = resolved(machine.handle(Asked(2, exchange()), 0.2))
+    assert "has not ended yet" in outcome.error.message
+    [withdrawn, _] = resolved(machine.handle(Asked(3, Cancel(1)), 0.3))
+    assert isinstance(withdrawn.error, Cancelled)
+
+
+def test_the_first_exchange_needs_values(machine):
+    [outcome] = resolved(machine.handle(Asked(1, exchange(values=None)), 0.1))
+    assert "how large" in outcome.error.message
+
+
+def test_a_worker_that_has_left_is_not_waited_for(machine):
+    machine.handle(Asked(1, exchange()), 0.1)
+    left = WorkerLeft(machine.ring._name, "worker-1", 0)
+    [outcome] = resolved(machine.handle(Received("w-1", left), 0.2))
+    assert (outcome.value.values, outcome.value.ranks) == ((), (0,))
+
+
+def test_the_end_of_the_run_fails_an_exchange(machine):
+    machine.handle(Asked(1, exchange()), 0.1)
+    sink = machine.arriving("w-1", piece(0), NBYTES // PIECES)
+    [outcome] = resolved(machine.handle(Received(SCHEDULER, End("a worker failed")), 0.2))
+    assert isinstance(outcome.error, RunAborted)
+    assert sink.revoked
+
+
+def test_messages_that_no_worker_sends_are_refused(machine):
+    for message, says in (
+        (NeighbourAck(0, 1, 1, (2, 2)), "twice"),
+        (piece(0, version=0), "begin with 1"),
+    ):
+        assert says in machine.problem_of(Received("w-1", message))
+
+
+def test_what_is_waited_for_is_named(machine):
+    machine.handle(Asked(1, exchange()), 0.1)
+    assert machine.waiting() == [("exchange #1 with neighbours", "waits for worker-1")]

@@ -23,11 +23,12 @@ from shoal.protocol.views import Member, View
 VALUES = np.arange(100.0)
 NBYTES, PIECES = VALUES.nbytes, 4
 CLOCKS = {0: 1}
+NAME = "values"
 
 
-def exchange(wait="all", graph="complete", values=VALUES, phase=0, ordered=True):
+def exchange(wait="all", graph="complete", values=VALUES, phase=0, ordered=True, name=NAME):
     buffers = () if values is None else (values.view(np.uint8).data,)
-    return NeighbourExchange(graph, buffers, ordered, wait, phase, CLOCKS)
+    return NeighbourExchange(name, graph, buffers, ordered, wait, phase, CLOCKS)
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def resolved(effects):
 
 
 def piece(number, version=1, phase=0, total=NBYTES):
-    return NeighbourPiece(phase, version, number, total, {1: version})
+    return NeighbourPiece(NAME, phase, version, number, total, {1: version})
 
 
 def deliver(machine, message, fill=7.0):
@@ -62,21 +63,21 @@ def deliver(machine, message, fill=7.0):
 
 
 def test_what_comes_before_the_first_exchange_is_not_answered(machine):
-    effects = machine.handle(Received("w-1", NeighbourProbe(0, 0, 1)), 0.1)
+    effects = machine.handle(Received("w-1", NeighbourProbe(NAME, 0, 0, 1)), 0.1)
     assert not sent(effects, NeighbourAck)
     assert isinstance(machine.arriving("w-1", piece(0), NBYTES // PIECES), Discard)
 
 
 def test_values_go_out_when_the_neighbour_is_there_and_the_exchange_ends_with_its_own(machine):
     effects = machine.handle(Asked(1, exchange()), 0.1)
-    assert sent(effects, NeighbourProbe) == [NeighbourProbe(0, 0, 1)]
+    assert sent(effects, NeighbourProbe) == [NeighbourProbe(NAME, 0, 0, 1)]
     assert not sent(effects, NeighbourPiece)
-    effects = machine.handle(Received("w-1", NeighbourAck(0, 0, 1)), 0.2)
+    effects = machine.handle(Received("w-1", NeighbourAck(NAME, 0, 0, 1)), 0.2)
     assert [each.piece for each in sent(effects, NeighbourPiece)] == [0, 1, 2, 3]
     for number in range(PIECES - 1):
         assert not resolved(deliver(machine, piece(number)))
     effects = deliver(machine, piece(PIECES - 1))
-    assert sent(effects, NeighbourAck) == [NeighbourAck(0, 1)]
+    assert sent(effects, NeighbourAck) == [NeighbourAck(NAME, 0, 1)]
     [outcome] = resolved(effects)
     [found] = outcome.value.values
     assert (found.rank, found.clocks) == (1, {1: 1})
@@ -87,12 +88,12 @@ def test_values_go_out_when_the_neighbour_is_there_and_the_exchange_ends_with_it
 def test_of_several_answers_that_miss_pieces_only_the_first_counts(machine):
     """On a slow link many probes are on their way before the first one is answered."""
     machine.handle(Asked(1, exchange()), 0.1)
-    machine.handle(Received("w-1", NeighbourAck(0, 0, 1)), 0.2)
+    machine.handle(Received("w-1", NeighbourAck(NAME, 0, 0, 1)), 0.2)
     probes = []
     for now in (1.0, 2.0, 4.0):
         probes += sent(machine.handle(Ticked(), now), NeighbourProbe)
     assert len({each.number for each in probes}) == 3
-    answers = [NeighbourAck(0, 1, each.number, (2,)) for each in probes]
+    answers = [NeighbourAck(NAME, 0, 1, each.number, (2,)) for each in probes]
     effects = [machine.handle(Received("w-1", each), 5.0) for each in answers]
     again = [sent(each, NeighbourPiece) for each in effects]
     assert [[each.piece for each in pieces] for pieces in again] == [[2], [], []]
@@ -103,8 +104,8 @@ def test_a_probe_is_told_what_is_missing(machine):
     for received, missing in (([], (0, 1, 2, 3)), ([0, 2], (1, 3)), ([1, 3], ())):
         for number in received:
             deliver(machine, piece(number))
-        effects = machine.handle(Received("w-1", NeighbourProbe(0, 1, 9)), 1.0)
-        assert NeighbourAck(0, 1, 9, missing) in sent(effects, NeighbourAck)
+        effects = machine.handle(Received("w-1", NeighbourProbe(NAME, 0, 1, 9)), 1.0)
+        assert NeighbourAck(NAME, 0, 1, 9, missing) in sent(effects, NeighbourAck)
 
 
 def test_of_two_copies_of_a_piece_the_later_one_has_the_place(machine):
@@ -145,6 +146,16 @@ def test_a_second_exchange_waits_for_the_first_to_end(machine):
     assert isinstance(withdrawn.error, Cancelled)
 
 
+def test_exchanges_of_several_names_do_not_mix(machine):
+    machine.handle(Asked(1, exchange()), 0.1)
+    machine.handle(Asked(2, exchange(name="other", values=np.arange(3.0))), 0.1)
+    for number in range(PIECES):
+        effects = deliver(machine, piece(number))
+    [end] = [each for each in effects if isinstance(each, Resolve)]
+    assert end.request_id == 1
+    assert [each for each, _ in machine.waiting()] == ["exchange #1 with neighbours"]
+
+
 def test_the_first_exchange_needs_values(machine):
     [outcome] = resolved(machine.handle(Asked(1, exchange(values=None)), 0.1))
     assert "how large" in outcome.error.message
@@ -167,7 +178,7 @@ def test_the_end_of_the_run_fails_an_exchange(machine):
 
 def test_messages_that_no_worker_sends_are_refused(machine):
     for message, says in (
-        (NeighbourAck(0, 1, 1, (2, 2)), "twice"),
+        (NeighbourAck(NAME, 0, 1, 1, (2, 2)), "twice"),
         (piece(0, version=0), "begin with 1"),
     ):
         assert says in machine.problem_of(Received("w-1", message))

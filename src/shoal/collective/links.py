@@ -81,6 +81,7 @@ class Link:
         node: the neighbour.
         rank: its rank.
         layout: of all versions.
+        name: of the exchange.
 
     Attributes:
         met: whether the neighbour has answered since the last connection to it was lost.
@@ -88,7 +89,7 @@ class Link:
         whole: versions that have arrived since, oldest first.
     """
 
-    def __init__(self, node: NodeId, rank: int, layout: Layout) -> None:
+    def __init__(self, node: NodeId, rank: int, layout: Layout, name: str) -> None:
         self.node = node
         self.rank = rank
         self.met = False
@@ -96,6 +97,7 @@ class Link:
         self.whole: deque[Values] = deque(maxlen=2)
         self.bytes_sent = self.bytes_received = 0
         self._layout = layout
+        self._name = name
         self._probe_at, self._wait_s = 0.0, PROBE_S
         self._probes = 0  # that were sent
         self._stale = 0  # probes that were sent before pieces were sent the last time
@@ -131,8 +133,8 @@ class Link:
         for piece in pieces:
             if piece < len(self._layout.edges):
                 view = self._layout.piece(values.memory, piece)
-                told = dict(values.clocks)
-                message = NeighbourPiece(*values.version, piece, self._layout.nbytes, told)
+                told = self._layout.nbytes, dict(values.clocks)
+                message = NeighbourPiece(self._name, *values.version, piece, *told)
                 out.append(Send(self.node, message, (view,)))
                 self.bytes_sent += view.nbytes
 
@@ -160,7 +162,7 @@ class Link:
                 missing = tuple(arriving.missing)[:LISTED_MAX]
             else:
                 missing = tuple(range(len(self._layout.edges)))[:LISTED_MAX]
-        out.append(Send(self.node, NeighbourAck(*version, message.number, missing)))
+        out.append(Send(self.node, NeighbourAck(self._name, *version, message.number, missing)))
 
     def _newest(self) -> Version:
         """The newest version that has arrived."""
@@ -194,7 +196,7 @@ class Link:
         here = payload is not None and not payload.revoked and payload.context is values
         if not here or values is None:
             if (message.phase, message.round) <= self._newest():  # the acknowledgement was lost
-                out.append(Send(self.node, NeighbourAck(message.phase, message.round)))
+                self._acknowledge((message.phase, message.round), out)
             return False
         values.missing.pop(message.piece, None)
         self.bytes_received += self._layout.piece(values.memory, message.piece).nbytes
@@ -202,8 +204,11 @@ class Link:
             return False
         self._arriving = None
         self.whole.append(values)
-        out.append(Send(self.node, NeighbourAck(*values.version)))
+        self._acknowledge(values.version, out)
         return True
+
+    def _acknowledge(self, version: Version, out: Effects) -> None:
+        out.append(Send(self.node, NeighbourAck(self._name, *version)))
 
     def take(self, due: Version, ordered: bool) -> Values | None:
         """The version of `due`, or the first after it; if not `ordered`, the newest one.
@@ -253,7 +258,7 @@ class Link:
         begun = self._sending is not None and self._begun
         version = self._sending.version if self._sending is not None and begun else NO_VERSION
         self._probes += 1
-        out.append(Send(self.node, NeighbourProbe(*version, self._probes)))
+        out.append(Send(self.node, NeighbourProbe(self._name, *version, self._probes)))
 
     def _wait(self, now: float, seconds: float) -> None:
         self._wait_s, self._probe_at = seconds, now + seconds

@@ -24,13 +24,16 @@ from shoal.protocol.requests import NeighbourExchange, Neighbourhood, NeighbourV
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
 
+FromNeighbour = NeighbourPiece | NeighbourProbe | NeighbourAck
+
 
 class Neighbours:
-    """A worker's neighbours: the part of its machine that handles their messages."""
+    """The exchanges of one name: the part of a worker's machine that handles their messages."""
 
-    def __init__(self, session: Session, piece_bytes: int) -> None:
+    def __init__(self, session: Session, piece_bytes: int, name: str) -> None:
         self._session = session
         self._piece_bytes = piece_bytes
+        self._name = name
         self._members: tuple[Member, ...] = ()  # by rank, without those that have left
         self._left: set[str] = set()  # names of workers that have left, in this view or before
         self._graph = ""  # until the first exchange
@@ -80,7 +83,7 @@ class Neighbours:
             if member.id in near:
                 link = before.pop(member.id, None)
                 if link is None:
-                    link = Link(member.id, member.rank, self._layout)
+                    link = Link(member.id, member.rank, self._layout, self._name)
                     if self._sent:  # it has this worker as a new neighbour
                         link.offer(self._sent[-1], True, now, out)
                 self._links[member.id] = link
@@ -183,17 +186,9 @@ class Neighbours:
         link = self._links.get(sender)
         return Discard("no neighbour") if link is None else link.arriving(message, nbytes)
 
-    def problem_of(self, message: Message) -> str:
-        """Why no worker sends a message; "" if one may. Changes nothing."""
-        if isinstance(message, NeighbourAck) and len({*message.missing}) < len(message.missing):
-            return "it misses a piece twice"
-        if isinstance(message, NeighbourPiece) and not message.round:
-            return "rounds begin with 1"
-        return ""
-
-    def handle(self, event: Received, now: float, out: Effects) -> None:
-        message, link = event.message, self._links.get(event.sender)
-        if link is None:  # it comes before this worker's first exchange, or is late
+    def handle(self, message: FromNeighbour, event: Received, now: float, out: Effects) -> None:
+        link = self._links.get(event.sender)
+        if link is None:
             out.append(Note("unexpected", {"message": type(message).__name__}))
             return
         link.heard(now, out)
@@ -201,7 +196,7 @@ class Neighbours:
             link.probed(message, out)
         elif isinstance(message, NeighbourAck):
             link.acknowledged(message, now, out)
-        elif isinstance(message, NeighbourPiece):
+        else:
             if message.total != self._layout.nbytes:
                 self._wrong = InvalidValue(
                     f"worker {link.rank} sends values of {message.total} bytes where this "
@@ -241,3 +236,86 @@ class Neighbours:
     def _resolve(self, outcome: Outcome, out: Effects) -> None:
         out.append(Resolve(self._request_id, outcome))
         self._request_id, self._asked = 0, None
+
+
+class NeighbourExchanges:
+    """A worker's exchanges with neighbours, of all names."""
+
+    def __init__(self, session: Session, piece_bytes: int) -> None:
+        self._session = session
+        self._piece_bytes = piece_bytes
+        self._named: dict[str, Neighbours] = {}
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of values sent so far."""
+        return sum(each.bytes_sent for each in self._named.values())
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of values received so far."""
+        return sum(each.bytes_received for each in self._named.values())
+
+    def ask(self, request_id: int, ask: NeighbourExchange, now: float, out: Effects) -> None:
+        """Send values, and take those of the neighbours when they are there."""
+        if ask.name not in self._named:
+            made = Neighbours(self._session, self._piece_bytes, ask.name)
+            if self._session.view is not None:
+                made.adopt(self._session.view, now, out)
+            self._named[ask.name] = made
+        self._named[ask.name].ask(request_id, ask, now, out)
+
+    def arriving(self, sender: NodeId, message: NeighbourPiece, nbytes: int) -> Arrival:
+        named = self._named.get(message.name)
+        return (
+            Discard("no exchange yet") if named is None else named.arriving(sender, message, nbytes)
+        )
+
+    def problem_of(self, message: Message) -> str:
+        """Why no worker sends a message; "" if one may. Changes nothing."""
+        if isinstance(message, NeighbourAck) and len({*message.missing}) < len(message.missing):
+            return "it misses a piece twice"
+        if isinstance(message, NeighbourPiece) and not message.round:
+            return "rounds begin with 1"
+        return ""
+
+    def handle(self, message: FromNeighbour, event: Received, now: float, out: Effects) -> None:
+        if named := self._named.get(message.name):
+            named.handle(message, event, now, out)
+        else:  # it comes before this worker's first exchange, and is not answered
+            out.append(Note("unexpected", {"message": type(message).__name__}))
+
+    def adopt(self, view: View, now: float, out: Effects) -> None:
+        """Take over the members of this worker's group; exchanges go on with them."""
+        for each in self._named.values():
+            each.adopt(view, now, out)
+
+    def leave_out(self, names: Iterable[str], now: float, out: Effects) -> None:
+        """Go on without workers that have ended their work."""
+        for each in self._named.values():
+            each.leave_out(names, now, out)
+
+    def cancel(self, request_id: int, out: Effects) -> None:
+        """Withdraw an exchange; the values that were sent go on."""
+        for each in self._named.values():
+            each.cancel(request_id, out)
+
+    def close(self, error: ShoalError, out: Effects) -> None:
+        """Fail the exchanges: the run has ended."""
+        for each in self._named.values():
+            each.close(error, out)
+
+    def deadline(self) -> float:
+        return min((each.deadline() for each in self._named.values()), default=inf)
+
+    def peer_lost(self, node: NodeId, now: float) -> None:
+        for each in self._named.values():
+            each.peer_lost(node, now)
+
+    def tick(self, now: float, out: Effects) -> None:
+        for each in self._named.values():
+            each.tick(now, out)
+
+    def waiting(self) -> list[tuple[str, str]]:
+        """(exchange, reason) of those that wait."""
+        return [line for each in self._named.values() for line in each.waiting()]

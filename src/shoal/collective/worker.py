@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from math import inf
 
-from shoal.collective.neighbours import Neighbours
+from shoal.collective.neighbours import FromNeighbour, NeighbourExchanges
 from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, Ring
 from shoal.errors import RunAborted
 from shoal.protocol.machine import Arrival, Asked, Effects, Event, PeerLost, Received, Stop, Ticked
 from shoal.protocol.messages import (
     Message,
     MissingPieces,
-    NeighbourAck,
     NeighbourPiece,
-    NeighbourProbe,
     Piece,
     SumAck,
     WorkerLeft,
@@ -24,7 +22,6 @@ from shoal.protocol.views import NO_VIEW, NodeId
 from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
 
 RINGS = (Piece, MissingPieces, SumAck, WorkerLeft)
-NEIGHBOURS = (NeighbourPiece, NeighbourProbe, NeighbourAck)
 
 
 class CollectiveWorker(WorkerMachine):
@@ -39,7 +36,7 @@ class CollectiveWorker(WorkerMachine):
     ) -> None:
         super().__init__(session, options)
         self.ring = Ring(session, piece_bytes, gathered_bytes)
-        self.neighbours = Neighbours(session, piece_bytes)
+        self.neighbours = NeighbourExchanges(session, piece_bytes)
         self._adopted = NO_VIEW  # the view that both have
 
     @property
@@ -75,8 +72,8 @@ class CollectiveWorker(WorkerMachine):
             if isinstance(event.message, WorkerLeft):
                 self.neighbours.leave_out(self.ring.left, now, out)
             return out
-        if isinstance(event, Received) and isinstance(event.message, NEIGHBOURS):
-            self.neighbours.handle(event, now, out)
+        if isinstance(event, Received) and isinstance(event.message, FromNeighbour):
+            self.neighbours.handle(event.message, event, now, out)
             return out
         if isinstance(event, Asked):
             request = event.request

@@ -129,6 +129,7 @@ class NeighbourExchange(msgspec.Struct, frozen=True):
     """Send values to this worker's neighbours, and take theirs. Resolved with a `Neighbourhood`.
 
     Attributes:
+        name: tells exchanges of several models apart; the same on all workers.
         graph: whose neighbours: "complete" (every other worker), or "ring" (the workers of the next
             higher and lower rank).
         buffers: the values, copied at once; none are sent if it is empty.
@@ -140,6 +141,7 @@ class NeighbourExchange(msgspec.Struct, frozen=True):
         clocks: what the neighbours are told with the values (`NeighbourPiece`).
     """
 
+    name: str
     graph: Literal["complete", "ring"]
     buffers: tuple[memoryview, ...] = ()
     ordered: bool = True

@@ -14,6 +14,7 @@ end all take the mean over all workers, which is what was trained.
 from __future__ import annotations
 
 from collections.abc import Generator
+from functools import reduce
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -35,6 +36,8 @@ from shoal.strategies.reduction import spread_values
 from shoal.strategies.settings import PeerToPeerSettings, StrategySettings
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
+
+CHUNK = 1 << 16  # elements that are mixed while they are in the cache
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,6 +116,7 @@ class PeerToPeer(Strategy):
     ) -> NeighbourExchange:
         buffers = (byte_view(values) for _, values in sorted(model.values.items()))
         return NeighbourExchange(
+            self.options.prefix,
             self.settings.graph,
             tuple(buffers) if sends else (),
             self._in_order,
@@ -129,14 +133,19 @@ class PeerToPeer(Strategy):
         import torch
 
         absent = found.degree - len(found.values)
-        terms = {each.rank: each.buffers[number] for each in found.values}
-        total = torch.zeros_like(values)
-        for rank in sorted({*terms, self.options.rank}):
-            if rank == self.options.rank:
-                total.add_(values, alpha=1 + absent)
-            else:
-                total.add_(torch.frombuffer(terms[rank], dtype=values.dtype))
-        values.copy_(total.div_(found.degree + 1))
+        below = sum(each.rank < self.options.rank for each in found.values)
+        theirs = [
+            torch.frombuffer(each.buffers[number], dtype=values.dtype).split(CHUNK)
+            for each in found.values
+        ]
+        for own, *others in zip(values.split(CHUNK), *theirs, strict=True):
+            if absent:
+                own.mul_(1 + absent)
+            if below:
+                own.add_(reduce(torch.add, others[:below]))
+            for other in others[below:]:
+                own.add_(other)
+            own.mul_(1 / (found.degree + 1))
 
     def settle(self, model: Model) -> Program:
         """Pass on what comes until all workers have finished; then take the mean over all."""

@@ -99,9 +99,9 @@ EXAMPLES: list[m.Message] = [
     m.Piece((1 << 32) - 1, 3, 0, True, 1 << 40),
     m.MissingPieces(0, 7, (0, 5), (1 << 31,)),
     m.SumAck(1, 1 << 62),
-    m.NeighbourPiece(1, 2, 3, 1 << 40, {0: 4, 7: 1 << 62}),
-    m.NeighbourProbe(0, 1 << 62, 3),
-    m.NeighbourAck(1, 2, 3, (0, 5)),
+    m.NeighbourPiece("params", 1, 2, 3, 1 << 40, {0: 4, 7: 1 << 62}),
+    m.NeighbourProbe("", 0, 1 << 62, 3),
+    m.NeighbourAck("params", 1, 2, 3, (0, 5)),
     m.WorkerLeft(1, "worker-3", 0),
     m.Malformed("not a message"),
 ]  # fmt: skip

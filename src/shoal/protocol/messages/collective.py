@@ -59,6 +59,7 @@ class NeighbourPiece(Body, frozen=True, array_like=True, tag=True):
     """A piece of a worker's values for one of its neighbours; its bytes follow.
 
     Attributes:
+        name: of the exchange, such as a model's.
         phase, round: version of the values; a later one is greater, phase first.
         piece: number of the piece.
         total: bytes of all values.
@@ -66,6 +67,7 @@ class NeighbourPiece(Body, frozen=True, array_like=True, tag=True):
             those that have taken their last one.
     """
 
+    name: Name
     phase: Number
     round: Number
     piece: Number
@@ -79,6 +81,7 @@ class NeighbourProbe(Body, frozen=True, array_like=True, tag=True):
     number: of the probe, among those of its sender to this neighbour
     """
 
+    name: Name
     phase: Number
     round: Number
     number: Number
@@ -90,6 +93,7 @@ class NeighbourAck(Body, frozen=True, array_like=True, tag=True):
     number: of the probe that this answers; 0 for none
     """
 
+    name: Name
     phase: Number
     round: Number
     number: Number = 0

@@ -27,6 +27,7 @@ from shoal.simulation.checkers.history import violated
 from shoal.simulation.node import Program, Sleep
 from shoal.simulation.workloads.peers import PeersScenario
 
+NAME = "values"
 PHASES = 2
 ROUNDS = 8
 SIZES = (1, 3, 40, 200, 700)  # elements of float64
@@ -83,6 +84,7 @@ class NeighboursScenario(PeersScenario):
         clock = FOREVER if number == self.rounds[rank] else number
         self._reached[rank] = phase, number
         outcome = yield NeighbourExchange(
+            NAME,
             self.graph,
             tuple(each.view(np.uint8).data for each in values),
             self.ordered,
@@ -97,7 +99,7 @@ class NeighboursScenario(PeersScenario):
     def _until_all_have_sent(self, node: NodeId, rank: int, phase: int) -> Answered:
         """Wait for the last version of each neighbour, without values of this worker's own."""
         while rank not in self._has_all:
-            outcome = yield NeighbourExchange(self.graph, (), False, "any", phase)
+            outcome = yield NeighbourExchange(NAME, self.graph, (), False, "any", phase)
             if not self._look(node, rank, phase, outcome):
                 return False
         self._has_all.remove(rank)

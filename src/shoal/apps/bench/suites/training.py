@@ -1,9 +1,9 @@
 """`shoal bench train`: steps of two workers, each with its own batch of 64.
 
 The same network is trained by torch's DistributedDataParallel over gloo, by `allreduce` around our
-ring, and by `sync` through one server, by turns and from the same parameters and batches, so that
-their losses can be compared. All keep freed memory (`runtime.memory`). The ceiling is the same step
-without any exchange.
+ring, by `p2p` between neighbours, and by `sync` through one server, by turns and from the same
+parameters and batches, so that their losses can be compared. All keep freed memory
+(`runtime.memory`). The ceiling is the same step without any exchange.
 
     118k    784-128-128-10        (118,282 parameters)
     24.4M   784-4560-4560-10   (24,423,370 parameters)
@@ -29,7 +29,7 @@ from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access
 
 SIZES = {"118k": (128, 30, 20), "24.4M": (4560, 2, 2)}  # hidden width, calls a batch, warm-up
-STRATEGIES = ("allreduce", "sync")
+STRATEGIES = ("allreduce", "p2p", "sync")
 INPUTS, CLASSES, BATCH = 784, 10, 64
 BATCHES = 8
 LR = 0.05
@@ -114,8 +114,13 @@ def plain(module: nn.Module) -> Step:
 
 def ours(client: Client, strategy: str, size: str, module: nn.Module) -> Step:
     learner = LossModel(module)
-    access = Access("sgd", {"lr": LR})
-    options = StrategyOptions(access, prefix=f"{strategy}.{size}", batch=float(BATCH))
+    options = StrategyOptions(
+        Access("sgd", {"lr": LR}),
+        prefix=f"{strategy}.{size}",
+        batch=float(BATCH),
+        workers=2,
+        rank=client.rank,
+    )
     chosen = strategies[strategy](options)
 
     def begin() -> Any:

@@ -5,8 +5,16 @@ import pytest
 
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue
-from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send
-from shoal.protocol.messages import SCHEDULER, Joined, MissingPieces, NewView, Piece, WorkerLeft
+from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send, Ticked
+from shoal.protocol.messages import (
+    SCHEDULER,
+    HeartbeatSeen,
+    Joined,
+    MissingPieces,
+    NewView,
+    Piece,
+    WorkerLeft,
+)
 from shoal.protocol.requests import Cancel, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
@@ -92,6 +100,28 @@ def test_what_comes_late_does_not_land_in_a_tensor_that_was_given_back(machine):
     sink = machine.arriving("w-1", piece, values.nbytes // 2)
     machine.handle(Asked(2, Cancel(1)), 1.1)
     assert sink.revoked
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_where_nothing_moves_after_a_worker_has_finished_a_sum_ends(machine, complete):
+    """The word of a worker that leaves, or its last acknowledgement, may be lost with it."""
+    values = np.ones(1 << 16, np.float32)
+    machine.handle(Asked(1, reduce_of(values)), 0.0)
+    if complete:
+        for piece, whole in ((1, False), (0, True)):
+            message = Piece(machine.ring._name, 0, piece, whole, values.nbytes)
+            sink = machine.arriving("w-1", message, values.nbytes // 2)
+            for _ in sink.views:
+                sink.landed += 1
+                machine.handle(Received("w-1", message, sink), 0.1)
+    machine.handle(Received(SCHEDULER, HeartbeatSeen(("worker-1",))), 0.2)
+    effects, now = [], 0.2
+    while now < 30 and not [e for e in effects if isinstance(e, Resolve)]:
+        now = max(now, machine.deadline())
+        effects = machine.handle(Ticked(), now)
+    [end] = [e for e in effects if isinstance(e, Resolve)]
+    assert (end.outcome.error is None) == complete
+    assert now > 5  # pieces that are under way have time to come
 
 
 def test_a_greeting_whose_answer_was_lost_is_answered_again_and_no_answer_is(machine):

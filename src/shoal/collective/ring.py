@@ -65,6 +65,7 @@ class Ring:
         self._missed: dict[int, None] = {}  # allreduces of which pieces came before the request
         self._met: dict[NodeId, None] = {}  # neighbours that have this ring as well
         self.left: dict[str, int] = {}  # finished workers, and the first allreduce without them
+        self.ended: set[str] = set()  # workers that have finished, as the scheduler says
         self._scratch: list[mmap] = []
         self._greet_at = inf  # when to reconnect to a neighbour
         self._patience = Patience()
@@ -173,15 +174,23 @@ class Ring:
             self._greet(out)
             unmet = any(each.id not in self._met for each in self._neighbours())
             self._greet_at = now + PROBE_S if unmet else inf
-        for number, one in self._sums.items():
-            if now >= one.again_at:
-                one.wait_s = min(2 * one.wait_s, PROBE_MAX_S)
-                one.again_at = now + one.wait_s
-                if not one.complete:
-                    self._ask_again(number, one, out)
-                else:  # whatever it is: the answer says that it was taken
-                    self._send(number, one, *one.ready()[0], out)
-                self._greet(out)
+        gone = ", ".join(sorted(self.ended & {member.name for member in self._members}))
+        for number, one in list(self._sums.items()):
+            if now < one.again_at:
+                continue
+            stalled = bool(gone) and one.wait_s >= PROBE_MAX_S  # their last word is lost
+            one.wait_s = min(2 * one.wait_s, PROBE_MAX_S)
+            one.again_at = now + one.wait_s
+            if stalled and not one.complete:
+                self._end(number, out, RingBroken(f"{gone} has ended its work; pieces are lost"))
+            elif stalled:
+                one.taken = True
+                self._look(number, one, out)
+            elif not one.complete:
+                self._ask_again(number, one, out)
+            else:  # whatever it is: the answer says that it was taken
+                self._send(number, one, *one.ready()[0], out)
+            self._greet(out)
 
     def waiting(self) -> list[tuple[str, str]]:
         """(allreduce, reason) of every one under way."""

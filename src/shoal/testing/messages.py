@@ -36,7 +36,7 @@ EXAMPLES: list[m.Message] = [
     m.NotJoined("the run is complete"),
     m.NotJoined("too many", True),
     m.Heartbeat(7, (2, 5)),
-    m.HeartbeatSeen(),
+    m.HeartbeatSeen(("worker-3",)),
     m.Busy("server-0", "snapshot (shard.py:210)"),
     m.ProcessHeartbeat("server-0", 7, 1 << 40, "snapshot (shard.py:210)", True),
     m.Drain((2, 6)),

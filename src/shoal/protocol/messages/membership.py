@@ -70,7 +70,13 @@ class Heartbeat(Body, frozen=True, array_like=True, tag=True):
 
 
 class HeartbeatSeen(Body, frozen=True, array_like=True, tag=True):
-    """Answer to a heartbeat."""
+    """Answer to a heartbeat.
+
+    Attributes:
+        finished: names of the workers of its group that have finished; none for a server.
+    """
+
+    finished: Annotated[tuple[Name, ...], Meta(max_length=1 << 16)] = ()
 
 
 class ProcessHeartbeat(Body, frozen=True, array_like=True, tag=True):

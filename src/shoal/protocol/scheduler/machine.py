@@ -237,7 +237,7 @@ class SchedulerMachine:
         self.members.heard_of([sender], now, isinstance(message, Heartbeat))
         match message:
             case Heartbeat(_, view):
-                out.append(Send(sender, HeartbeatSeen()))
+                out.append(Send(sender, HeartbeatSeen(self.members.finished_beside(member))))
                 self._views.heartbeat(member, view, now, out)
             case Drained() | Frozen():
                 self._views.promised(sender, message, now, out)

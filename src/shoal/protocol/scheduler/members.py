@@ -79,6 +79,14 @@ class Members:
         self.finished.add(node)
         self.detector.forget(node)
 
+    def finished_beside(self, member: Member) -> tuple[str, ...]:
+        """The names of the workers of a worker's group that have finished; none for a server."""
+        if member.role != "worker" or not self.finished:
+            return ()
+        here = [self.by_id[node] for node in self.finished if node in self.by_id]
+        alike = (member.role, member.group)
+        return tuple(sorted(each.name for each in here if (each.role, each.group) == alike))
+
     def forget(self, view: View, now: float) -> None:
         """Drop members of attached groups that finished a while ago and are in no view any more.
 

@@ -1,5 +1,6 @@
 """A worker and its neighbour by hand; `tests/simulation/workloads/test_neighbours.py` has more."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.requests import Cancel, NeighbourExchange
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
+from shoal.protocol.worker.options import WorkerOptions
 
 VALUES = np.arange(100.0)
 NBYTES, PIECES = VALUES.nbytes, 4
@@ -28,13 +30,17 @@ NAME = "values"
 
 def exchange(wait="all", graph="complete", values=VALUES, phase=0, ordered=True, name=NAME):
     buffers = () if values is None else (values.view(np.uint8).data,)
-    return NeighbourExchange(name, graph, buffers, ordered, wait, phase, CLOCKS)
+    return NeighbourExchange(name, graph, buffers, ordered, wait, phase=phase, clocks=CLOCKS)
 
 
 @pytest.fixture
 def machine():
     """Worker 0 of two."""
-    made = CollectiveWorker(Session("w-0", "worker"), piece_bytes=NBYTES // PIECES)
+    return made(WorkerOptions())
+
+
+def made(options):
+    made = CollectiveWorker(Session("w-0", "worker"), options, piece_bytes=NBYTES // PIECES)
     members = tuple(
         Member(f"w-{rank}", "worker", rank, 11 + rank, f"unix:///w-{rank}") for rank in range(2)
     )
@@ -144,6 +150,71 @@ def test_a_second_exchange_waits_for_the_first_to_end(machine):
     assert "has not ended yet" in outcome.error.message
     [withdrawn, _] = resolved(machine.handle(Asked(3, Cancel(1)), 0.3))
     assert isinstance(withdrawn.error, Cancelled)
+
+
+@pytest.fixture
+def impatient():
+    """Worker 0 of two, which goes on without a neighbour that is 10 s late."""
+    return made(WorkerOptions(sync_timeout_s=10.0, on_timeout="drop"))
+
+
+def test_a_late_neighbour_is_left_out_until_it_has_caught_up(impatient):
+    machine = impatient
+    machine.handle(Asked(1, exchange()), 0.1)
+    assert not resolved(machine.handle(Ticked(), 10.0))
+    [outcome] = resolved(machine.handle(Ticked(), 10.2))
+    assert (outcome.error, outcome.value.values, outcome.value.degree) == (None, (), 1)
+    for asked in (2, 3):  # it is not waited for again
+        [outcome] = resolved(machine.handle(Asked(asked, exchange()), 10.3))
+        assert outcome.value.values == ()
+    receive(machine, version=1)  # two rounds behind
+    [outcome] = resolved(machine.handle(Asked(4, exchange()), 10.4))
+    assert [each.rank for each in outcome.value.values] == [1]
+    [outcome] = resolved(machine.handle(Asked(5, exchange()), 10.5))
+    assert outcome.value.values == (), "a late version is taken once"
+    receive(machine, version=5)  # in step again
+    assert not resolved(machine.handle(Asked(6, exchange()), 10.6))
+    [outcome] = resolved(receive(machine, version=6))
+    assert [each.rank for each in outcome.value.values] == [1]
+
+
+def test_a_worker_that_was_late_itself_is_in_step_after_its_next_exchange(impatient):
+    machine = impatient
+    machine.handle(Asked(1, exchange(wait="none")), 0.1)
+    receive(machine, version=9)
+    assert resolved(machine.handle(Asked(2, exchange()), 0.2))  # round 2 of its own
+    effects = machine.handle(Asked(3, exchange()), 0.3)
+    assert not resolved(effects)
+    assert machine.waiting()[0][0] == "exchange #10 with neighbours"
+
+
+def test_who_does_not_hurry_waits_for_a_late_neighbour_again(impatient):
+    machine = impatient
+    machine.handle(Asked(1, exchange()), 0.1)
+    assert resolved(machine.handle(Ticked(), 10.2))
+    patient = msgspec.structs.replace(exchange(), hurries=False)
+    assert not resolved(machine.handle(Asked(2, patient), 10.3))
+    assert not resolved(machine.handle(Ticked(), 20.0))
+    assert resolved(machine.handle(Ticked(), 20.4))
+
+
+def receive(machine, version):
+    """Deliver all pieces of a version; returns the effects of the last one."""
+    return [deliver(machine, piece(number, version)) for number in range(PIECES)][-1]
+
+
+def test_a_late_neighbour_is_sent_the_newest_versions_alone(impatient):
+    machine = impatient
+    for number in range(1, 8):
+        machine.handle(Asked(number, exchange(values=np.full(100, float(number)))), 11.0 * number)
+        machine.handle(Ticked(), 11.0 * number + 10.5)
+    effects = machine.handle(Received("w-1", NeighbourAck(NAME, 0, 0, 1)), 90.0)
+    versions = []
+    while pieces := sent(effects, NeighbourPiece):
+        versions.append(pieces[0].round)
+        ack = NeighbourAck(NAME, 0, versions[-1])
+        effects = machine.handle(Received("w-1", ack), 90.1)
+    assert versions == [1, 6, 7]  # the first was under way when the others were made
 
 
 def test_exchanges_of_several_names_do_not_mix(machine):

@@ -39,9 +39,16 @@ def test_the_sync_timeout_is_the_arguments_then_the_environments(options):
     assert options(sync_timeout_s=3.0).sync_timeout_s == 3.0
 
 
+def test_what_happens_on_a_timeout_is_the_arguments_then_the_environments(options):
+    assert options().on_timeout == "ask"
+    assert options({"SHOAL_ON_TIMEOUT": "drop"}).on_timeout == "drop"
+    assert options(on_timeout="wait").on_timeout == "wait"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
+        ("SHOAL_ON_TIMEOUT", "panic", "on_timeout is one of wait, ask, drop, not 'panic'"),
         ("SHOAL_SYNC_TIMEOUT_S", "soon", "SHOAL_SYNC_TIMEOUT_S='soon' is not a number"),
         ("SHOAL_RANK", "1.5", "SHOAL_RANK='1.5' is not a whole number"),
     ],

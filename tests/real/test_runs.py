@@ -160,6 +160,19 @@ def test_a_killed_workers_data_is_reassigned(strategy, tmp_path):
     _assert_nothing_left(run.pid)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_without_servers_the_others_go_on_without_a_killed_neighbour(mode, tmp_path):
+    words = f"--workers 4 --strategy p2p --set graph=ring --set mode={mode} --epochs 40"
+    with training(tmp_path, f"{words} --on-worker-loss drop --json") as run:
+        os.kill(_pid_in_training(tmp_path, "worker-1", run), signal.SIGKILL)
+        answer, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    summary = json.loads(answer.splitlines()[-1])
+    assert summary["lost"] == ["worker-1"]
+    assert summary["accuracy"] >= 0.85
+    _assert_nothing_left(run.pid)
+
+
 def test_a_scheduler_whose_disk_is_full_waits_for_room(tmp_path):
     """Leases are logged before workers hear of them; heartbeats are answered meanwhile."""
     words = "--workers 2 --servers 2 --epochs 60 --on-worker-loss reassign --checkpoint-every 50"
@@ -262,7 +275,14 @@ def test_invalid_input_is_refused_with_what_to_do(tmp_path, monkeypatch):
         ("train", "digits", "--optimizer", "adamm"): "did you mean 'adam'",
         ("train", "digits", "--redundancy", "2"): "cannot use redundancy",
         ("train", "digits", "--on-worker-loss", "reassign", "--assignment", "noniid"): "whose data",
-        ("train", "digits", "--on-worker-loss", "reassign", "--strategy", "allreduce"): "is lost",
+        (
+            "train",
+            "digits",
+            "--on-worker-loss",
+            "drop",
+            "--strategy",
+            "allreduce",
+        ): "only stop when",
         ("train", "digits", "--optimizer-option", "momentun=1"): "momentun",
         ("train", "nowhere.toml"): "no job file at nowhere.toml",
         ("train", "digits", "--model", "nn:nothing"): "nn",

@@ -109,6 +109,62 @@ def test_a_job_drops_a_worker_that_is_too_slow(tmp_path):
     assert 2 * told[0]["steps"] < min(each["steps"] for each in told[1:])
 
 
+NEIGHBOURS = """
+import json, pathlib, time, torch, shoal
+with shoal.init() as context:
+    model = torch.nn.Linear(4, 1)
+    optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy="p2p")
+    began = time.monotonic()
+    for step in range(20):
+        if context.rank == 1 and step == 5:
+            time.sleep(8)  # compute: one step of one worker takes long
+        optimizer.zero_grad()
+        (model(torch.ones(8, 4)) - 1).square().mean().backward()
+        optimizer.step()
+    seconds = time.monotonic() - began
+    optimizer.flush()
+    told = {"seconds": seconds, "ends": [p.tolist() for p in model.parameters()]}
+    pathlib.Path(__file__).with_name(f"{context.rank}.json").write_text(json.dumps(told))
+"""
+
+
+def test_neighbours_go_on_without_a_worker_that_is_late(tmp_path):
+    (tmp_path / "late.py").write_text(NEIGHBOURS)
+    flags = "--workers 3 --servers 0 --on-timeout drop --sync-timeout-s 1"
+    words = ["run", *flags.split(), "--out", str(tmp_path), str(tmp_path / "late.py")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert max(told[rank]["seconds"] for rank in (0, 2)) < 6.0 < told[1]["seconds"]
+    assert told[0]["ends"] == told[1]["ends"] == told[2]["ends"]  # flush waits for all
+
+
+WITHOUT_A_BREAK = """
+import time, torch, shoal
+with shoal.init() as context:
+    client = context.client
+    client.create_table(shoal.TableSpec("w", 100, merge="sum", consistency=shoal.bsp()))
+    for step in range(30):
+        if context.rank == 2 and step == 10:
+            time.sleep(10)  # compute that takes too long
+        time.sleep(0.05 if context.rank == 2 else 0.01)
+        client.push_pull("w", torch.ones(100), advance=True).wait()
+"""
+
+
+def test_on_a_timeout_a_worker_that_others_wait_for_is_dropped(tmp_path):
+    """A slow one is not, though the others wait for it most of the time."""
+    (tmp_path / "late.py").write_text(WITHOUT_A_BREAK)
+    flags = "--workers 3 --servers 1 --on-timeout drop --sync-timeout-s 2 --title run"
+    words = ["run", *flags.split(), "--out", str(tmp_path), str(tmp_path / "late.py")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    [folder] = tmp_path.glob("run-*")
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    [dropped] = [each for each in events if each["kind"] == "dropped"]
+    assert dropped["name"] == "worker-2"
+
+
 SCRIPT = """
 import time, torch, shoal
 with shoal.init() as context:

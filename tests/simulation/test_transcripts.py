@@ -25,7 +25,8 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session, SessionOptions
-from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
+from shoal.protocol.worker.machine import WorkerMachine
+from shoal.protocol.worker.options import WorkerOptions
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Sleep
 from shoal.simulation.world import World

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from shoal.errors import InvalidValue, RingBroken
+from shoal.protocol.worker.options import WorkerOptions
+from shoal.simulation.network import NetworkOptions
 from shoal.simulation.training import SimulatedClient, SimulatedWorker, worker_program
 from shoal.simulation.workloads.peers import PeersScenario
 from shoal.strategies import StrategyOptions, strategies
@@ -33,6 +35,13 @@ def test_out_of_order_it_reaches_the_minimum(graph, seconds):
     options = {"access": SMALL, "epochs": 40, "batch_s": seconds}
     for worker in train("p2p", data, **options, graph=graph, mode="async"):
         assert (worker.model.x - CENTRE).abs().max() <= 1e-3
+
+
+def test_what_has_been_mixed_once_does_not_pull_a_worker_back():
+    """On links that take five steps, each version is there for five steps, and is mixed in one."""
+    slow = NetworkOptions(delay_s=0.05, jitter_s=0.01)
+    for worker in train("p2p", around(4, 40), access=SMALL, epochs=5, network=slow, mode="async"):
+        assert (worker.model.x - CENTRE).abs().max() <= 0.1  # 1.2 if it is mixed in all of them
 
 
 @pytest.mark.parametrize(("graph", "mode"), KINDS)
@@ -91,7 +100,7 @@ def test_a_worker_is_at_most_one_batch_ahead_of_its_neighbours(graph):
 
 
 class Trained(PeersScenario):
-    """Workers that train by "p2p" over a bad network, of which one may crash."""
+    """Workers that train by "p2p" over a bad network, of which one may crash, or be very slow."""
 
     limit_s = 1000.0
     most_events = 400_000
@@ -105,7 +114,10 @@ class Trained(PeersScenario):
         self.data = around(workers, 30)
         self.runs = []
         self.errors = []
-        super().__init__(seed, random, workers, keep_lines=False, streams=random.random() < 0.3)
+        self.slow = random.randrange(workers) if random.random() < 0.3 else -1
+        drops = WorkerOptions(sync_timeout_s=0.5, on_timeout="drop") if self.slow >= 0 else None
+        streams = random.random() < 0.3
+        super().__init__(seed, random, workers, keep_lines=False, streams=streams, options=drops)
 
     def program(self, node, machine, random):
         rank = len(self.runs)
@@ -115,7 +127,8 @@ class Trained(PeersScenario):
         )
         batches = Repeated(self.data[rank][: self.counts[rank]])
         made = strategies["p2p"](options), FlatModel(3, quadratic), batches, 4
-        self.runs.append(SimulatedWorker(*made, batch_s=lambda _: 0.05 * random.random()))
+        batch_s = 2.0 if rank == self.slow else 0.05
+        self.runs.append(SimulatedWorker(*made, batch_s=lambda _: batch_s * random.random()))
         client = SimulatedClient(self.world, machine)
         return worker_program(client, self.runs[-1], rank, self.errors)
 
@@ -132,9 +145,11 @@ def test_it_ends_at_the_minimum_whatever_happens_between_the_workers():
         ended = [each for each in run.runs if each.ended_s >= 0]
         assert len(ended) >= run.workers - bool(run.victim)
         for worker in ended:
-            off = (worker.model.x - CENTRE).abs().max()
-            assert off <= (1e-3 if run.mode == "sync" else 0.5), (seed, off)
             assert run.victim or torch.equal(worker.model.x, ended[0].model.x), seed
+            off = (worker.model.x - CENTRE).abs().max()
+            exact = run.mode == "sync" and run.slow < 0
+            if all(run.counts):  # workers without data begin late, and bring the first parameters
+                assert off <= (1e-3 if exact else 0.5), (seed, off)
         lost += len(ended) < run.workers
     assert lost >= 5  # in which the others went on without the one that crashed
 

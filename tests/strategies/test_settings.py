@@ -29,3 +29,13 @@ def test_the_list_shows_settings_with_their_defaults():
     shown = {row[0].strip(): row[1] for row in rows}
     assert shown["outer_lr=0.7"] == "learning rate of the outer optimizer"
     assert "Douillard et al. 2023, algorithm 1" in shown["diloco"]
+
+
+@pytest.mark.parametrize("name", list(strategies))
+def test_a_strategy_says_where_its_state_is_and_what_happens_on_a_timeout(name):
+    kind = strategies[name]
+    assert kind.kept
+    assert kind.late
+    _, rows = rows_of("strategies")
+    said = [row[1] for row in rows if row[0].strip() in ("its state", "on a time-out")]
+    assert {kind.kept, kind.late} <= {*said}

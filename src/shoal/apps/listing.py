@@ -28,6 +28,8 @@ def _strategies() -> tuple[tuple[str, ...], Rows]:
         rows.append(
             (name, f"{kind.summary} ({kind.source})" if kind.source else kind.summary, *uses)
         )
+        said = (("  its state", kind.kept), ("  on a time-out", kind.late))
+        rows += [(what, text, "", "") for what, text in said if text]
         rows += [(f"  {each}={default}", text, "", "") for each, default, text in settings(kind)]
     return ("strategy, --set NAME=VALUE", "what it does (paper)", "servers", "redundancy"), rows
 

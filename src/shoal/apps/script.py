@@ -70,9 +70,8 @@ def run_script(script: Path, args: list[str], how: ScriptRun, trust: bool = Fals
             save=False,
             imports=how.imports,
             script=command,
-            elastic=how.on_worker_loss == "replace" or how.slow_workers == "backup",
-            slow_workers=how.slow_workers,
             ledger=ledger,
+            **how.policy,
         ):
             engine.start(task)
         for task in _workers(engine, command, how, environment(how.resume, passed)):
@@ -91,6 +90,7 @@ def _workers(
         "SHOAL_SCHEDULER": engine.address("scheduler"),
         "SHOAL_TOKEN": engine.token,  # not another cluster's
         "SHOAL_SYNC_TIMEOUT_S": str(how.sync_timeout_s),
+        "SHOAL_ON_TIMEOUT": how.on_timeout,
         "SHOAL_ON_WORKER_LOSS": how.on_worker_loss,
         "OMP_NUM_THREADS": str(threads),
         **resumed,

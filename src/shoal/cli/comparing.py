@@ -31,7 +31,7 @@ from shoal.storage.comparison_folder import ComparisonFolder
 
 ONE_RUN = (  # fields of a job that say what becomes of one run
     *("data", "layers", "title", "out", "resume", "resume_at", "on_worker_loss", "slow_workers"),
-    *("checkpoint_every", "checkpoint_every_s", "keep_checkpoints"),
+    *("on_timeout", "checkpoint_every", "checkpoint_every_s", "keep_checkpoints"),
 )
 
 

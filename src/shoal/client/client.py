@@ -33,7 +33,7 @@ from shoal.protocol.requests import (
     Wait,
 )
 from shoal.protocol.session import Session, SessionOptions
-from shoal.protocol.worker.machine import WorkerOptions
+from shoal.protocol.worker.options import WorkerOptions
 from shoal.tables.opening import checked
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for
@@ -105,7 +105,7 @@ class Client(Operations, WorkerFigures):
             process=os.getpid(),
         )
         self._machine = machine = CollectiveWorker(
-            session, WorkerOptions(sync_timeout_s=options.sync_timeout_s)
+            session, WorkerOptions(options.sync_timeout_s, options.on_timeout)
         )
         me = Identity(name, "worker", token=options.token)
         super().__init__(Driver(machine, me, address), options)

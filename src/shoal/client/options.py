@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, get_args
 
 import msgspec
 
@@ -11,6 +11,7 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.node.future import Future
 from shoal.protocol.views import valid_group
+from shoal.protocol.worker.options import OnTimeout
 from shoal.tables.values import Lens
 
 After = Sequence[Future] | Future
@@ -39,6 +40,9 @@ class ClientOptions(msgspec.Struct, frozen=True):
             time the request fails with `SyncTimeout` or `RequestTimeout`. A request that waits
             for workers that live and compute (or evaluate, or save) has its time again. Below a
             second their word may come too late.
+        on_timeout: "ask": as said. "wait": a request is asked about again, and fails only with the
+            run. "drop": the same, and exchanges with neighbours (`p2p`) go on without those that
+            are late; a scheduler with `--drop-after-s` drops workers that others wait for.
         rank: the rank to ask for, -1 for any.
         debug: detect writes to borrowed buffers (one checksum per push).
         abort_on_error: whether an error in the `with` block of the client, or in the script of
@@ -51,7 +55,8 @@ class ClientOptions(msgspec.Struct, frozen=True):
             first group's table. None stands for the group's name, "" for the first group's tables.
 
     Raises:
-        InvalidValue: `group` or `namespace` is no valid name, or `group_size` is below 1.
+        InvalidValue: `group` or `namespace` is no valid name, `group_size` is below 1, or
+            `on_timeout` is none of the three.
 
     Example:
         >>> ClientOptions(group="eval").prefix
@@ -64,6 +69,7 @@ class ClientOptions(msgspec.Struct, frozen=True):
     token: str = ""
     init_timeout_s: float = 60.0
     sync_timeout_s: float = 10.0
+    on_timeout: OnTimeout = "ask"
     rank: int = -1
     debug: bool = False
     abort_on_error: bool = True
@@ -78,6 +84,9 @@ class ClientOptions(msgspec.Struct, frozen=True):
                     f"group and namespace names have at most 64 letters, digits, - and _: got "
                     f"{name!r}"
                 )
+        if self.on_timeout not in get_args(OnTimeout):
+            known = ", ".join(get_args(OnTimeout))
+            raise InvalidValue(f"on_timeout is one of {known}, not {self.on_timeout!r}")
         if self.group_size < 1:
             raise InvalidValue(f"group_size is at least 1, not {self.group_size}")
 

@@ -1,1 +1,1 @@
-"""Agreeing on a tensor: collectives behind one contract."""
+"""What workers exchange among themselves: sums of tensors, and values with neighbours."""

@@ -85,6 +85,7 @@ class Link:
 
     Attributes:
         met: whether the neighbour has answered since the last connection to it was lost.
+        late: whether this worker goes on without it until it has caught up.
         taken: the version that this worker has taken last, if any.
         whole: versions that have arrived since, oldest first.
     """
@@ -92,7 +93,7 @@ class Link:
     def __init__(self, node: NodeId, rank: int, layout: Layout, name: str) -> None:
         self.node = node
         self.rank = rank
-        self.met = False
+        self.met = self.late = False
         self.taken: Values | None = None
         self.whole: deque[Values] = deque(maxlen=2)
         self.bytes_sent = self.bytes_received = 0
@@ -103,7 +104,7 @@ class Link:
         self._stale = 0  # probes that were sent before pieces were sent the last time
         self._sending: Values | None = None
         self._begun = False  # whether pieces of it were sent
-        self._next: deque[Values] = deque()
+        self._next: deque[Values] = deque(maxlen=2)  # more of them, if it is late, are dropped
         self._arriving: Values | None = None
         self._free: list[memoryview] = []
 
@@ -211,15 +212,19 @@ class Link:
         out.append(Send(self.node, NeighbourAck(self._name, *version)))
 
     def take(self, due: Version, ordered: bool) -> Values | None:
-        """The version of `due`, or the first after it; if not `ordered`, the newest one.
+        """The version of `due`, or the first after it.
 
-        Versions of earlier phases are none. None if there is no version yet.
+        If not `ordered`, the newest one, which is taken only once. Versions of earlier phases are
+        none. None if there is no version.
         """
+        before = self.taken
         while self.whole and (not ordered or self.taken is None or self.taken.version < due):
             if self.taken is not None:
                 self._free.append(self.taken.memory)
             self.taken = self.whole.popleft()
-        return self.taken if self.taken is not None and self.taken.version[0] >= due[0] else None
+        if self.taken is None or self.taken.version[0] < due[0]:
+            return None
+        return self.taken if ordered or self.taken is not before else None
 
     def has(self, due: Version) -> bool:
         """Whether the version of `due` is here, or a later one."""

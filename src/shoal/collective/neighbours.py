@@ -3,7 +3,7 @@
 Each worker sends versions of its values to its neighbours and takes theirs, which it keeps apart:
 so it can mix them with any weights (MPI calls the like a neighbourhood allgather). In order, each
 takes the version of its own round from every neighbour, and is at most one round ahead of them. Out
-of order, each takes the newest version that is there, and waits for none.
+of order, each takes the newest versions that have come since, and waits for none.
 
 Invariant: what this worker sends is a copy, which stays until every neighbour has acknowledged it
 or a newer version has taken its place. So its caller goes on at once, and lost pieces can be sent
@@ -30,9 +30,10 @@ FromNeighbour = NeighbourPiece | NeighbourProbe | NeighbourAck
 class Neighbours:
     """The exchanges of one name: the part of a worker's machine that handles their messages."""
 
-    def __init__(self, session: Session, piece_bytes: int, name: str) -> None:
+    def __init__(self, session: Session, piece_bytes: int, late_s: float, name: str) -> None:
         self._session = session
         self._piece_bytes = piece_bytes
+        self._late_s = late_s
         self._name = name
         self._members: tuple[Member, ...] = ()  # by rank, without those that have left
         self._left: set[str] = set()  # names of workers that have left, in this view or before
@@ -43,6 +44,7 @@ class Neighbours:
         self._sent: list[Values] = []  # copies, some of which links still need
         self._request_id = 0
         self._asked: NeighbourExchange | None = None  # the exchange that waits
+        self._late_at = inf  # when it goes on without neighbours that are late
         self._changed = False  # whether the workers have changed since the last exchange
         self._wrong: ShoalError | None = None  # a neighbour's mistake, for the next exchange
         self._bytes = [0, 0]  # sent to and received from former neighbours
@@ -114,6 +116,10 @@ class Neighbours:
             self._graph, self._layout = ask.graph, Layout.of(sizes, self._piece_bytes)
             self._connect(now, out)
         self._request_id, self._asked = request_id, ask
+        self._late_at = now + self._late_s
+        if not ask.hurries:
+            for link in self._links.values():
+                link.late = False
         if ask.buffers:
             same = ask.phase == self._version[0]
             self._version = ask.phase, self._version[1] + 1 if same else 1
@@ -161,7 +167,8 @@ class Neighbours:
             self._resolve(Outcome(error=error), out)
 
     def deadline(self) -> float:
-        return min((link.probe_at() for link in self._links.values()), default=inf)
+        due = self._late_at if self._asked is not None else inf
+        return min(due, *(link.probe_at() for link in self._links.values()), inf)
 
     def peer_lost(self, node: NodeId, now: float) -> None:
         if node in self._links:
@@ -170,6 +177,11 @@ class Neighbours:
     def tick(self, now: float, out: Effects) -> None:
         for link in self._links.values():
             link.tick(now, out)
+        if self._asked is not None and now >= self._late_at:
+            self._late_at = inf
+            for link in self._links.values():
+                link.late = not link.has(self._version)
+            self._look(out)
 
     def waiting(self) -> list[tuple[str, str]]:
         """(exchange, reason) of the one that waits."""
@@ -204,6 +216,8 @@ class Neighbours:
                 )
             elif not link.landed(message, event.payload, out):
                 return
+            phase, number = self._version
+            link.late = link.late and not link.has((phase, number - 1))
             self._look(out)
 
     def _look(self, out: Effects) -> None:
@@ -216,7 +230,7 @@ class Neighbours:
             self._resolve(Outcome(error=error), out)
         elif (
             ask.wait == "none"
-            or (ask.wait == "all" and all(link.has(self._version) for link in links))
+            or (ask.wait == "all" and all(link.late or link.has(self._version) for link in links))
             or (ask.wait == "any" and self._changed)
             or (ask.wait == "any" and any(link.news(ask.phase) for link in links))
         ):
@@ -224,12 +238,15 @@ class Neighbours:
 
     def _taken(self, ask: NeighbourExchange) -> Neighbourhood:
         self._changed = False
-        found = []
+        found, number, newest = [], self._version[1], self._version
         for link in self._links.values():
-            values = link.take((ask.phase, self._version[1]), ask.ordered)
+            values = link.take((ask.phase, number), ask.ordered and not link.late)
             if values is not None:
+                newest = max(newest, values.version)
                 buffers = self._layout.buffers(values.memory)
                 found.append(NeighbourValues(link.rank, buffers, values.clocks))
+        if self._late_s < inf and ask.ordered:
+            self._version = newest  # a worker that was late itself is in step from now on
         ranks = tuple(member.rank for member in self._members)
         return Neighbourhood(tuple(found), len(self._links), ranks)
 
@@ -241,9 +258,10 @@ class Neighbours:
 class NeighbourExchanges:
     """A worker's exchanges with neighbours, of all names."""
 
-    def __init__(self, session: Session, piece_bytes: int) -> None:
+    def __init__(self, session: Session, piece_bytes: int, late_s: float) -> None:
         self._session = session
         self._piece_bytes = piece_bytes
+        self._late_s = late_s
         self._named: dict[str, Neighbours] = {}
 
     @property
@@ -259,7 +277,7 @@ class NeighbourExchanges:
     def ask(self, request_id: int, ask: NeighbourExchange, now: float, out: Effects) -> None:
         """Send values, and take those of the neighbours when they are there."""
         if ask.name not in self._named:
-            made = Neighbours(self._session, self._piece_bytes, ask.name)
+            made = Neighbours(self._session, self._piece_bytes, self._late_s, ask.name)
             if self._session.view is not None:
                 made.adopt(self._session.view, now, out)
             self._named[ask.name] = made

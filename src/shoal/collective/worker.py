@@ -9,6 +9,7 @@ from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, Ring
 from shoal.errors import RunAborted
 from shoal.protocol.machine import Arrival, Asked, Effects, Event, PeerLost, Received, Stop, Ticked
 from shoal.protocol.messages import (
+    HeartbeatSeen,
     Message,
     MissingPieces,
     NeighbourPiece,
@@ -19,7 +20,8 @@ from shoal.protocol.messages import (
 from shoal.protocol.requests import Cancel, FinishWork, NeighbourExchange, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId
-from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
+from shoal.protocol.worker.machine import WorkerMachine
+from shoal.protocol.worker.options import WorkerOptions
 
 RINGS = (Piece, MissingPieces, SumAck, WorkerLeft)
 
@@ -36,7 +38,9 @@ class CollectiveWorker(WorkerMachine):
     ) -> None:
         super().__init__(session, options)
         self.ring = Ring(session, piece_bytes, gathered_bytes)
-        self.neighbours = NeighbourExchanges(session, piece_bytes)
+        drops = self.options.on_timeout == "drop"
+        late_s = self.options.sync_timeout_s if drops else inf
+        self.neighbours = NeighbourExchanges(session, piece_bytes, late_s)
         self._adopted = NO_VIEW  # the view that both have
 
     @property
@@ -75,12 +79,16 @@ class CollectiveWorker(WorkerMachine):
         if isinstance(event, Received) and isinstance(event.message, FromNeighbour):
             self.neighbours.handle(event.message, event, now, out)
             return out
+        if isinstance(event, Received) and isinstance(event.message, HeartbeatSeen):
+            self.ring.ended |= {*event.message.finished}
+            self.neighbours.leave_out(event.message.finished, now, out)
         if isinstance(event, Asked):
             request = event.request
             if isinstance(request, Reduce) and not self.session.ended:
                 self.ring.ask(event.request_id, request, now, out)
                 return out
             if isinstance(request, NeighbourExchange) and not self.session.ended:
+                self.listens = not request.ordered
                 self.neighbours.ask(event.request_id, request, now, out)
                 return out
             if isinstance(request, Cancel):

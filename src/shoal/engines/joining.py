@@ -11,7 +11,7 @@ import atexit
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from shoal.client.client import Client
 from shoal.client.connect import scheduler_at, token_at
@@ -22,6 +22,7 @@ from shoal.engines.local import LocalEngine
 from shoal.engines.torchrun import gather
 from shoal.errors import InvalidValue
 from shoal.factories import importable, main_script, refuse_while_importing
+from shoal.protocol.worker.options import OnTimeout
 
 Number = TypeVar("Number", int, float)
 
@@ -32,6 +33,7 @@ def init(
     scheduler: str = "",
     token: str = "",
     sync_timeout_s: float | None = None,
+    on_timeout: OnTimeout | None = None,
     init_timeout_s: float = 60.0,
     rank: int | None = None,
     imports: Sequence[str] = (),
@@ -52,6 +54,8 @@ def init(
         token: the cluster's shared secret. Empty for SHOAL_TOKEN.
         sync_timeout_s: seconds until an unanswered request is probed urgently; it fails after
             twice this time. None for SHOAL_SYNC_TIMEOUT_S, which `shoal run` sets, or 10.
+        on_timeout: what becomes of such a request, as `ClientOptions` says. None for
+            SHOAL_ON_TIMEOUT, which `shoal run` sets, or "ask".
         init_timeout_s: seconds to wait until the cluster is complete.
         rank: the rank to ask for. None for SHOAL_RANK or any.
         imports: modules or files that define access methods or handlers; this process and the
@@ -109,6 +113,7 @@ def init(
         abort_on_error=env.get("SHOAL_ON_WORKER_LOSS", "stop") == "stop",
         init_timeout_s=init_timeout_s,
         sync_timeout_s=sync_timeout_s,
+        on_timeout=on_timeout or cast(OnTimeout, env.get("SHOAL_ON_TIMEOUT", "ask")),
         group=group,
         group_size=group_size,
         namespace=namespace,

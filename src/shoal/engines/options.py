@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from shoal.errors import InvalidValue
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
+from shoal.protocol.worker.options import OnTimeout
 from shoal.tables.sizes import bytes_of
 
 
@@ -88,6 +89,24 @@ class FaultTolerantRun(ResumableRun, frozen=True, kw_only=True, forbid_unknown_f
 
     on_worker_loss: Annotated[Literal["stop", "drop", "replace", "reassign"], option("Fault tolerance", "when a worker fails: stop the run; drop the worker; replace it by a new process; or drop it and have the others do its batches (reassign)")] = "stop"
     slow_workers: SlowWorkers = "wait"
+    on_timeout: Annotated[OnTimeout, option("Fault tolerance", "when a request has waited for others for --sync-timeout-s: wait for them; ask what is the matter, and fail if nobody answers in as much time again; or drop those workers (p2p: go on without them until they are back)")] = "ask"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.on_timeout == "drop" and self.slow_workers != "wait":
+            raise InvalidValue(
+                f"--on-timeout drop and --slow-workers {self.slow_workers} both say when a slow "
+                "worker is dropped: give one of them"
+            )
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """What a scheduler does about lost and slow workers: fields of `SchedulerRole`."""
+        return {
+            "elastic": self.on_worker_loss == "replace" or self.slow_workers == "backup",
+            "slow_workers": self.slow_workers,
+            "drop_after_s": self.sync_timeout_s if self.on_timeout == "drop" else 0.0,
+        }
 
 
 class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -106,6 +125,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     replicas: Replicas = 1
     elastic: Annotated[bool, option("Cluster", "workers may join and leave during the run")] = False
     slow_workers: SlowWorkers = "wait"
+    drop_after_s: Annotated[float, option("Fault tolerance", "seconds after which a worker is dropped for which others have waited without a break; 0: never", ge=0)] = 0.0
     failure_timeout_s: Annotated[float, option("Fault tolerance", "seconds of silence after which a member counts as failed; more for a member whose heartbeats come late", ge=3.0)] = 10.0
     sole_replica_timeout_s: Annotated[float, option("Fault tolerance", "seconds of silence after which a server counts as failed that has the only copy of some rows", ge=0.0)] = 15.0
     hang_timeout_s: Annotated[float, option("Fault tolerance", "seconds after which a member counts as failed whose process lives and whose loop makes no progress, outside of a user's code", ge=3.0)] = 60.0

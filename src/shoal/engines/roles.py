@@ -28,7 +28,12 @@ from shoal.ownership import PRIVATE
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
-from shoal.protocol.scheduler.journal import SLOW_SHARE, SchedulerOptions, check_options
+from shoal.protocol.scheduler.journal import (
+    SLOW_SHARE,
+    WITHOUT_A_BREAK,
+    SchedulerOptions,
+    check_options,
+)
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.scheduler.leases.log import LedgerBegun
 from shoal.protocol.scheduler.machine import SchedulerMachine
@@ -74,8 +79,8 @@ def run_scheduler(**given: Any) -> None:
         join_timeout_s=role.join_timeout_s,
         replicas=role.replicas,
         elastic=role.elastic,
-        slow_share=SLOW_SHARE[role.slow_workers],
-        slow_s=role.slow_window_s,
+        slow_share=WITHOUT_A_BREAK if role.drop_after_s else SLOW_SHARE[role.slow_workers],
+        slow_s=role.drop_after_s or role.slow_window_s,
         silence_s=role.failure_timeout_s,
         alone_s=role.sole_replica_timeout_s,
         hang_s=role.hang_timeout_s,

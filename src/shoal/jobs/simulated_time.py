@@ -49,6 +49,7 @@ def check_simulated(job: JobSpec, options: SimulatedTime) -> None:
     for wrong, what in (
         (job.saves or job.resume, "checkpoints"),
         (job.on_worker_loss != "stop" or job.slow_workers != "wait", "the loss of workers"),
+        (job.on_timeout != "ask", "time-outs"),
         (job.collective != "ring", f"collective {job.collective!r}"),
     ):
         if wrong:

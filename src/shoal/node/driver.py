@@ -1,8 +1,9 @@
 """Driver: runs a worker's machine and its socket work on the threads that call it.
 
 One lock owns the machine. A thread that waits for a future does the socket work itself, so that a
-blocking request costs no thread hand-off. While requests are under way and no thread waits, a pump
-thread does it; it also sends heartbeats while the caller computes.
+blocking request costs no thread hand-off. While no thread waits, a pump thread does it as long as
+requests are under way, bytes are unsent, or the machine listens to other workers; it also sends
+heartbeats while the caller computes.
 """
 
 from __future__ import annotations
@@ -218,10 +219,17 @@ class Driver:
         self._drivers -= 1
         if not self._driving:
             self._wake_next()
-        left_over = self._futures and not self._drivers
+        left_over = self._unattended()
         self._release()
         if left_over:
             self._pump_wake.set()
+
+    def _unattended(self) -> bool:
+        """Whether something is under way, and no thread waits for it."""
+        return self._under_way() and not self._drivers
+
+    def _under_way(self) -> bool:
+        return bool(self._futures) or self.machine.listens or bool(self.node.unsent())
 
     def _wake_next(self) -> None:
         """Let the thread that has slept longest drive next."""
@@ -255,7 +263,7 @@ class Driver:
     def _run_pump(self) -> None:
         """Send heartbeats while the caller computes; make progress while no thread waits."""
         while not self._over():
-            left_alone = bool(self._futures) and not self._drivers
+            left_alone = self._unattended()
             if left_alone:
                 idle_s = PUMP_AFTER_S
             elif self._drivers:
@@ -273,7 +281,7 @@ class Driver:
 
     def _pump_once(self) -> None:
         try:
-            self._poll(0.02 if self._futures else 0.0)
+            self._poll(0.02 if self._under_way() else 0.0)
         except Exception as error:  # fail every request rather than let callers wait forever
             log.exception("the client's pump failed")
             self.node.stopped = True

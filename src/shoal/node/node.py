@@ -174,13 +174,15 @@ class Node:
     def linger(self, limit_s: float = 1.0) -> None:
         """Send the backlog of all connections, for `limit_s` seconds at most."""
         until = monotonic() + limit_s
-        waiting = [c for c in self._connections.values() if c.backlog]
-        while (waiting or self._dialer.busy) and monotonic() < until:
+        while ((waiting := self.unsent()) or self._dialer.busy) and monotonic() < until:
             self._poller.wait(0.01, monotonic())
             self._take_reached()
             for connection in waiting:
                 self._serve(connection, select.EPOLLIN | select.EPOLLOUT)
-            waiting = [c for c in self._connections.values() if c.backlog]
+
+    def unsent(self) -> list[Connection]:
+        """The connections with unsent bytes."""
+        return [each for each in self._connections.values() if each.backlog]
 
     def close(self) -> None:
         if self._closed:

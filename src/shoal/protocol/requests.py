@@ -133,10 +133,12 @@ class NeighbourExchange(msgspec.Struct, frozen=True):
         graph: whose neighbours: "complete" (every other worker), or "ring" (the workers of the next
             higher and lower rank).
         buffers: the values, copied at once; none are sent if it is empty.
-        ordered: whether each neighbour gets all versions; otherwise the newest one, as often as the
-            link allows.
+        ordered: whether neighbours get and take all versions in order; otherwise the newest one, as
+            often as the link allows, and once.
         wait: for what: "all" (a version of each neighbour that is as late as this worker's last
             one), "any" (one that this worker has not taken yet, or another view), or "none".
+        hurries: whether neighbours that were late for the exchange before, if there is a time-out,
+            are not waited for again until they have caught up.
         phase: this worker's; versions of an earlier one count no more.
         clocks: what the neighbours are told with the values (`NeighbourPiece`).
     """
@@ -146,6 +148,7 @@ class NeighbourExchange(msgspec.Struct, frozen=True):
     buffers: tuple[memoryview, ...] = ()
     ordered: bool = True
     wait: Literal["all", "any", "none"] = "all"
+    hurries: bool = True
     phase: int = 0
     clocks: Mapping[int, int] = {}
 
@@ -168,7 +171,8 @@ class Neighbourhood(msgspec.Struct, frozen=True):
     """The result of a `NeighbourExchange`.
 
     Attributes:
-        values: of the neighbours that have sent any, by rank.
+        values: of the neighbours, by rank: in order of all that are not late; otherwise, and of
+            late ones, where a version has come that this worker had not taken yet.
         degree: the number of neighbours.
         ranks: of all workers in the view.
     """

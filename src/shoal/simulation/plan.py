@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.session import SessionOptions
-from shoal.protocol.worker.machine import WorkerOptions
+from shoal.protocol.worker.options import WorkerOptions
 from shoal.simulation.network import NetworkOptions
 from shoal.tables.consistency import Consistency, Quorum, asp, bsp, ssp
 

@@ -25,7 +25,7 @@ from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import View
-from shoal.protocol.worker.machine import WorkerOptions
+from shoal.protocol.worker.options import WorkerOptions
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Sleep
 from shoal.simulation.world import World

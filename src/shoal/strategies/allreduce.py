@@ -23,7 +23,7 @@ from shoal.strategies.base import (
     StrategyOptions,
     strategies,
 )
-from shoal.strategies.reduction import WeightedMean, spread_values
+from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
 
@@ -51,6 +51,8 @@ class AllReduceSGD(Strategy):
     uses_servers: bool = False
     on_workers: ClassVar[bool] = True
     source: ClassVar[str] = "Patarasuk & Yuan 2009, section 3"
+    kept: ClassVar[str] = "on each worker, in no checkpoint"
+    late: ClassVar[str] = "all workers are waited for; there is no drop"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -88,6 +90,9 @@ class AllReduceSGD(Strategy):
         """
         assert self._gradients is not None, "begin comes first"
         return (yield from self._gradients.over_workers(weight / self.options.batch))
+
+    def end(self, model: Model) -> Program:
+        yield from leave_together(self.options.prefix)
 
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()

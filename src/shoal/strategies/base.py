@@ -132,6 +132,8 @@ class Strategy(ABC):
         on_workers: whether the optimizer (`options.access`) runs on the workers.
         Settings: the class of its settings.
         source: the paper, with its section.
+        kept: where its state is, and whether a checkpoint has it.
+        late: what happens to workers that are late, by `--on-timeout`.
         options, settings: as given.
         rates: by buffer, the learning rate in place of the optimizer's; for torch's lr_schedulers.
     """
@@ -148,6 +150,8 @@ class Strategy(ABC):
     on_workers: ClassVar[bool] = False
     Settings: ClassVar[type[StrategySettings]] = StrategySettings
     source: ClassVar[str] = ""
+    kept: ClassVar[str] = ""
+    late: ClassVar[str] = ""
 
     def __init__(self, options: StrategyOptions) -> None:
         self.options = options
@@ -224,6 +228,10 @@ class StrategyRegistry(Registry[type[Strategy]]):
 
 
 strategies = StrategyRegistry("strategy", "shoal.strategies")
+
+
+WAITED_FOR = "are asked and waited for; drop: they leave the run"
+NOBODY_WAITS = "no worker waits for another before the end"
 
 
 def table_specs(

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, Start, Wait
-from shoal.strategies.base import Model, Program, StepResult, StrategyOptions, TableOps, strategies
+from shoal.strategies.base import (
+    NOBODY_WAITS,
+    WAITED_FOR,
+    Model,
+    Program,
+    StepResult,
+    StrategyOptions,
+    TableOps,
+    strategies,
+)
 from shoal.strategies.servers import ServerStrategy
 from shoal.strategies.settings import (
     DelayCompensationSettings,
@@ -48,6 +57,10 @@ class Downpour(ServerStrategy):
     takes_copies: ClassVar[bool] = True
     Settings: ClassVar[type[StrategySettings]] = DownpourSettings
     source: ClassVar[str] = "Dean et al. 2012, section 4.1"
+    kept: ClassVar[str] = (
+        "in the tables, which checkpoints have, except gradients that are not pushed yet"
+    )
+    late: ClassVar[str] = NOBODY_WAITS
     consistency = asp()
 
     def __init__(self, options: StrategyOptions) -> None:
@@ -124,6 +137,8 @@ class DelayCompensated(ServerStrategy):
     takes_copies: ClassVar[bool] = True
     Settings: ClassVar[type[StrategySettings]] = DelayCompensationSettings
     source: ClassVar[str] = "Zheng et al. 2017, algorithm 2"
+    kept: ClassVar[str] = "in the tables, and the mean square on each worker; checkpoints have both"
+    late: ClassVar[str] = NOBODY_WAITS
     consistency = asp()
 
     def __init__(self, options: StrategyOptions) -> None:
@@ -187,6 +202,10 @@ class DoubleBuffering(ServerStrategy):
     in_step: ClassVar[bool] = True
     idle_rounds: ClassVar[int] = 2
     source: ClassVar[str] = "Langford et al. 2009, section 3"
+    kept: ClassVar[str] = (
+        "in the tables, and the parameters before on each worker; checkpoints have both"
+    )
+    late: ClassVar[str] = f"late workers {WAITED_FOR}"
     consistency = bsp()
 
     def __init__(self, options: StrategyOptions) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import Exchange
 from shoal.strategies.base import (
+    NOBODY_WAITS,
     Model,
     Program,
     StepResult,
@@ -56,6 +57,10 @@ class EASGD(Strategy):
     takes_copies: ClassVar[bool] = True
     Settings: ClassVar[type[StrategySettings]] = ElasticSettings
     source: ClassVar[str] = "Zhang et al. 2015, algorithm 1"
+    kept: ClassVar[str] = (
+        "the centre in the tables, parameters and optimizer on each worker; checkpoints have both"
+    )
+    late: ClassVar[str] = NOBODY_WAITS
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)

@@ -25,6 +25,7 @@ from shoal.errors import InvalidValue, RoundClosed
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange
 from shoal.strategies.base import (
+    WAITED_FOR,
     Model,
     Program,
     StepResult,
@@ -34,7 +35,7 @@ from shoal.strategies.base import (
     strategies,
     table_specs,
 )
-from shoal.strategies.reduction import WeightedMean, spread_values
+from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
 from shoal.strategies.settings import (
     AveragingSettings,
     BMUFSettings,
@@ -68,6 +69,11 @@ class LocalUpdates(Strategy):
     on_workers: ClassVar[bool] = True
     Settings: ClassVar[type[StrategySettings]] = AveragingSettings
     consistency: Consistency = bsp()
+    kept: ClassVar[str] = (
+        "the inner optimizer's on each worker, the rest in the tables; checkpoints have both "
+        "(exchange=allreduce: on workers, in no checkpoint)"
+    )
+    late: ClassVar[str] = f"late workers {WAITED_FOR} (exchange=allreduce: there is no drop)"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -203,6 +209,8 @@ class LocalUpdates(Strategy):
         yield from self.flush(model)
         if self.uses_servers:
             yield from self._ops.end()
+        else:
+            yield from leave_together(self.options.prefix)
 
     def state_dict(self) -> dict[str, Any]:
         return self._inner.state_dict()
@@ -332,6 +340,10 @@ class DiLoCo(LocalUpdates):
     summary: ClassVar[str] = "many inner steps, then an outer Nesterov step (DiLoCo)"
     Settings: ClassVar[type[StrategySettings]] = DiLoCoSettings
     source: ClassVar[str] = "Douillard et al. 2023, algorithm 1; Liu et al. 2024, section 3"
+    late: ClassVar[str] = (
+        "with quorum or mode=async the round goes on without late workers; otherwise they "
+        f"{WAITED_FOR} (exchange=allreduce: there is no drop)"
+    )
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)

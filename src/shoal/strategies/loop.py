@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from shoal.protocol.messages import Leased
-from shoal.protocol.requests import DeclareTable, EnterBarrier, TakeLease
+from shoal.protocol.requests import DeclareTable, TakeLease
 from shoal.strategies.base import Model, Program, StepResult, Strategy
 
 
@@ -99,8 +99,6 @@ def train_program(
         if enough:
             break
     yield from strategy.end(model)
-    if not strategy.uses_servers:  # a worker may lack what one that leaves has sent last
-        yield EnterBarrier(f"{strategy.options.prefix} done")
     return step
 
 

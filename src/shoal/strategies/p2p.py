@@ -6,9 +6,9 @@ theirs, of d neighbours::
 
     x_i <- x_i - lr g_i(x_i)        x_i <- (x_i + sum_j x_j) / (d + 1)
 
-A worker that has taken all its steps passes on what it gets, so that a ring stays one, until every
-worker is known to have finished; who has finished goes from neighbour to neighbour as well. At the
-end all take the mean over all workers, which is what was trained.
+A worker that has taken all its steps passes on what it gets, so that a ring stays one, until all
+are known to have finished; that goes from neighbour to neighbour as well. At the end all take the
+mean over all workers, weighted by their steps: it is what was trained.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from functools import reduce
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from shoal.collective.base import AllReduce
 from shoal.errors import RingBroken
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import NeighbourExchange, Neighbourhood
@@ -32,7 +31,7 @@ from shoal.strategies.base import (
     byte_view,
     strategies,
 )
-from shoal.strategies.reduction import spread_values
+from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
 from shoal.strategies.settings import PeerToPeerSettings, StrategySettings
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
@@ -48,8 +47,10 @@ class PeerToPeer(Strategy):
 
     With mode "sync" a worker mixes with the parameters of its own round, and is at most one batch
     ahead of its neighbours. On a complete graph that is synchronous SGD with the workers' mean
-    gradient, as long as all have data. With mode "async" it mixes with the newest parameters that
-    have arrived, and waits for nobody (Tsitsiklis et al. 1986).
+    gradient, as long as all have data. With mode "async" it mixes with parameters once they have
+    arrived, the newest of each neighbour, and waits for nobody (Tsitsiklis et al. 1986)::
+
+        x_i <- x_i + sum_{j: x_j is new} (x_j - x_i) / (d + 1)
 
     State: the parameters and the optimizer's slots of each worker, in no checkpoint. With
     `--on-worker-loss drop` the others go on without a worker that is lost, and on a ring its
@@ -69,13 +70,20 @@ class PeerToPeer(Strategy):
     bears_losses: ClassVar[bool] = True
     Settings: ClassVar[type[StrategySettings]] = PeerToPeerSettings
     source: ClassVar[str] = "Lian et al. 2017, algorithm 1"
+    kept: ClassVar[str] = "on each worker, in no checkpoint"
+    late: ClassVar[str] = (
+        "late neighbours are waited for; drop: the others go on without them until they are back; "
+        "mode=async: nobody waits"
+    )
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
         self._inner = WorkerOptimizer(options)
         self._in_order = self.settings.mode == "sync"
         self._phase = 0  # how often all workers have come together
+        self._steps = 0  # of this worker, in this phase
         self._clocks: dict[int, int] = {}  # by rank, in this phase, as far as known
+        self._average: WeightedMean | None = None
         self._ranks = frozenset(range(options.workers))  # of the workers that are left
 
     def tables(self, model: Model) -> list[TableSpec]:
@@ -84,6 +92,7 @@ class PeerToPeer(Strategy):
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         yield from self.spread(model, rank == 0)
         self._inner.bind(model, model.grads)
+        self._average = WeightedMean(model.wires)
 
     def spread(self, model: Model, writes: bool) -> Program:
         """Replace the parameters by those of the worker that `writes`."""
@@ -93,7 +102,8 @@ class PeerToPeer(Strategy):
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
         if weight:
             self._inner.step(self.rates)
-        self._clocks[self.options.rank] = self._clocks.get(self.options.rank, 0) + 1
+        self._steps += 1
+        self._clocks[self.options.rank] = self._steps
         yield from self._exchange(model, "all" if self._in_order else "none")
         return StepResult(loss, weight)
 
@@ -121,6 +131,7 @@ class PeerToPeer(Strategy):
             tuple(buffers) if sends else (),
             self._in_order,
             wait,
+            self._clocks.get(self.options.rank) != FOREVER,
             self._phase,
             self._clocks,
         )
@@ -128,17 +139,18 @@ class PeerToPeer(Strategy):
     def _mix(self, values: Tensor, found: Neighbourhood, number: int) -> None:
         """Replace a buffer by the mean, in the order of ranks, so that equal sums are equal bits.
 
-        A neighbour that has sent nothing yet counts as being where this worker is.
+        A neighbour from whom nothing new has come counts as being where this worker is: what has
+        been mixed once would pull this worker back to where they were.
         """
         import torch
 
         absent = found.degree - len(found.values)
         below = sum(each.rank < self.options.rank for each in found.values)
         theirs = [
-            torch.frombuffer(each.buffers[number], dtype=values.dtype).split(CHUNK)
-            for each in found.values
+            torch.frombuffer(each.buffers[number], dtype=values.dtype) for each in found.values
         ]
-        for own, *others in zip(values.split(CHUNK), *theirs, strict=True):
+        for start in range(0, len(values), CHUNK):
+            own, *others = (each[start : start + CHUNK] for each in (values, *theirs))
             if absent:
                 own.mul_(1 + absent)
             if below:
@@ -160,21 +172,31 @@ class PeerToPeer(Strategy):
             else:
                 yield from self._exchange(model, "any", sends=False)
         yield self._request(model, "none")  # so that the neighbours know it as well
-        yield from self._mean(model)
+        steps, self._steps = self._steps, 0
         self._phase += 1
         self._clocks.clear()
+        yield from self._mean(model, steps)
 
-    def _mean(self, model: Model) -> Program:
-        """Replace the parameters by their mean over all workers, if all are still there."""
-        for _, values in sorted(model.values.items()):
-            own = values.clone()
-            try:
-                yield AllReduce(values, mean=True)
-            except RingBroken:
-                values.copy_(own)
+    def _mean(self, model: Model, steps: int) -> Program:
+        """Replace the parameters by their mean over all workers; if one is lost, leave them.
+
+        It is weighted by their steps: a worker without data may have begun late, and mixed little.
+        """
+        assert self._average is not None, "begin comes first"
+        sums = {buffer: wire[:-1] for buffer, wire in model.wires.items()}
+        for buffer, values in model.values.items():
+            sums[buffer].copy_(values)
+        total = yield from self._average.over_workers(float(steps))
+        if total:
+            for buffer, values in model.values.items():
+                values.copy_(sums[buffer])
 
     def end(self, model: Model) -> Program:
-        yield from self.settle(model)
+        try:
+            yield from self.settle(model)
+        except RingBroken:  # leave at once, so that others do not wait for a sum with this worker
+            return
+        yield from leave_together(self.options.prefix)
 
 
 strategies.add(PeerToPeer.name, PeerToPeer)

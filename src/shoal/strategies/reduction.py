@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.collective.base import AllReduce
+from shoal.protocol.requests import EnterBarrier
 from shoal.strategies.base import Model, Program
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ class WeightedMean:
             if total and total != 1:
                 group.values.div_(total)
         return total
+
+
+def leave_together(prefix: str) -> Program:
+    """Wait until all workers have their last sum: one may lack what another has sent for it."""
+    yield EnterBarrier(f"{prefix} done")
 
 
 def spread_values(model: Model, writes: bool) -> Program:

@@ -16,6 +16,8 @@ from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, PullOp, PushOp
 from shoal.strategies.base import (
+    NOBODY_WAITS,
+    WAITED_FOR,
     Model,
     Program,
     StepResult,
@@ -201,6 +203,8 @@ class Sync(ServerStrategy):
     in_step: ClassVar[bool] = True
     Settings: ClassVar[type[StrategySettings]] = SyncSettings
     source: ClassVar[str] = "Valiant 1990; Chen et al. 2016, section 3; Yin et al. 2018, section 4"
+    kept: ClassVar[str] = "in the tables, which checkpoints have"
+    late: ClassVar[str] = f"late workers {WAITED_FOR}; with quorum the round goes on without them"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -240,6 +244,10 @@ class GradientCoding(ServerStrategy):
     takes_copies: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
     source: ClassVar[str] = "Tandon et al. 2017, section 4"
+    kept: ClassVar[str] = "in the tables, which checkpoints have"
+    late: ClassVar[str] = (
+        "late workers are left out where another of their group is there; drop: they leave the run"
+    )
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -272,6 +280,8 @@ class StaleSync(ServerStrategy):
     )
     takes_copies: ClassVar[bool] = True
     source: ClassVar[str] = "Ho et al. 2013, section 2"
+    kept: ClassVar[str] = "in the tables, which checkpoints have"
+    late: ClassVar[str] = f"workers further behind than the staleness {WAITED_FOR}"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -297,6 +307,8 @@ class Async(ServerStrategy):
     summary: ClassVar[str] = "asynchronous SGD: no worker waits for another (Downpour)"
     takes_copies: ClassVar[bool] = True
     source: ClassVar[str] = "Dean et al. 2012, section 4.1"
+    kept: ClassVar[str] = "in the tables, which checkpoints have"
+    late: ClassVar[str] = NOBODY_WAITS
     consistency = asp()
 
 

@@ -11,6 +11,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, PullOp, PushOp, Start, Wait
 from shoal.strategies.base import (
+    WAITED_FOR,
     Model,
     Program,
     StepResult,
@@ -54,6 +55,10 @@ class StreamingDiLoCo(LocalUpdates):
     Settings = StreamingDiLoCoSettings
     source: ClassVar[str] = "Douillard et al. 2025, section 2"
     resumes: ClassVar[bool] = False
+    kept: ClassVar[str] = (
+        "what is not exchanged yet is in no checkpoint, so that there is no resume"
+    )
+    late: ClassVar[str] = f"late workers {WAITED_FOR}"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)

@@ -46,7 +46,8 @@ from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.shard_store import OpenStore
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, Role, View, ViewId
-from shoal.protocol.worker.machine import WorkerMachine, WorkerOptions
+from shoal.protocol.worker.machine import WorkerMachine
+from shoal.protocol.worker.options import WorkerOptions
 from shoal.tables.spec import TableSpec
 from tests.protocol.rigs.shard import FakeShard
 from tests.protocol.rigs.views import view_of

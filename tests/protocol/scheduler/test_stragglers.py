@@ -12,6 +12,7 @@ from shoal.protocol.messages import (
     Waiting,
     WaitTimes,
 )
+from shoal.protocol.scheduler.journal import WITHOUT_A_BREAK
 from shoal.protocol.scheduler.stragglers import REPORTS
 
 
@@ -57,11 +58,21 @@ def test_a_worker_that_others_wait_for_most_of_the_window_is_dropped(make):
     assert "worker-0" in rig.machine.members.by_id  # somebody is left
 
 
+def test_a_worker_for_which_others_wait_without_a_break_is_dropped(make):
+    rig = make(slow_share=WITHOUT_A_BREAK, slow_s=4.0, elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    waited(rig, (0, 0), (0, 0.5), *((0, 0.5 + n) for n in range(1, 4)))
+    assert "worker-1" in rig.machine.members.by_id
+    waited(rig, (0, 4.5))
+    assert [each["name"] for each in rig.notes("dropped")] == ["worker-1"]
+
+
 @pytest.mark.parametrize(
     ("options", "totals"),
     [
         ({"slow_share": 0.0}, [(0, n) for n in range(9)]),  # nobody wants it
         ({"slow_share": 0.5}, [(0.3 * n, 0.4 * n) for n in range(20)]),  # by turns
+        ({"slow_share": WITHOUT_A_BREAK}, [(0, 0.95 * n) for n in range(20)]),  # with breaks
         ({"slow_share": 0.5}, [(0, 0), (0, 1), (0, 1.9), (0, 1.9), (0, 1.9), (0, 2.5), (0, 2.5)]),
     ],
 )

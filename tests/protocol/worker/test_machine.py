@@ -1,5 +1,6 @@
 """A worker by hand: fan-out, time-outs, late answers, refusals, views."""
 
+import pytest
 from msgspec.structs import replace
 
 from shoal.errors import (
@@ -145,6 +146,24 @@ def test_a_pull_that_waits_for_a_worker_that_computes_has_its_time_again(rigs, p
     expire(worker, 55.0)
     expire(worker, 65.0)
     assert isinstance(worker.resolved()[1].error, SyncTimeout)
+
+
+@pytest.mark.parametrize("on_timeout", ["wait", "drop"])
+def test_a_pull_that_may_wait_is_asked_about_again_and_does_not_fail(rigs, pull, on_timeout):
+    worker = rigs.WorkerRig(rigs.table(ssp(0)), sync_timeout_s=10, on_timeout=on_timeout)
+    worker.ask(1, Exchange(pulls=pull))
+    for now in (10.0, 20.0, 30.0, 40.0):
+        expire(worker, now)
+        assert [each.urgent for each in worker.sent(Probe)][-1]
+        assert worker.resolved() == {}
+
+
+def test_a_limit_of_the_callers_own_holds_whatever_happens_on_a_timeout(rigs, pull):
+    worker = rigs.WorkerRig(rigs.table(ssp(0)), on_timeout="wait")
+    worker.ask(1, Exchange(pulls=pull, timeout_s=1.0))
+    expire(worker, 1.0)
+    expire(worker, 2.0)
+    assert isinstance(worker.resolved()[1].error, RequestTimeout)
 
 
 def test_a_request_has_its_time_again_while_the_scheduler_says_that_a_server_is_busy(rigs, pull):

@@ -133,14 +133,14 @@ def new_neighbours_get_nothing():
 @pytest.mark.parametrize(
     ("planted", "checker"),
     [
-        (memory_reused_before_it_is_acknowledged, {"torn", "sent"}),
-        (the_newest_in_place_of_the_next, {"order"}),
-        (the_newest_is_taken_in_order, {"order"}),
-        (nothing_is_asked_for_again, {"stuck"}),
-        (a_revoked_copy_counts, {"torn", "sent"}),
-        (an_earlier_phase_counts, {"phase", "order"}),
-        (death_is_not_noticed, {"stuck"}),
-        (new_neighbours_get_nothing, {"stuck"}),
+        (memory_reused_before_it_is_acknowledged, "version"),
+        (the_newest_in_place_of_the_next, "lead"),
+        (the_newest_is_taken_in_order, "lead"),
+        (nothing_is_asked_for_again, "stuck"),
+        (a_revoked_copy_counts, "version"),
+        (an_earlier_phase_counts, "lead"),
+        (death_is_not_noticed, "stuck"),
+        (new_neighbours_get_nothing, "stuck"),
     ],
 )
 def test_planted_bugs_are_caught(planted, checker):
@@ -148,6 +148,6 @@ def test_planted_bugs_are_caught(planted, checker):
         for seed in range(SEEDS):
             _, violation = simulate(seed)
             if violation:
-                assert violation.partition(":")[0] in checker
+                assert violation.partition(":")[0] == checker
                 return
     pytest.fail("no seed finds it")

@@ -25,7 +25,14 @@ def check_job(job: JobSpec) -> None:
     losses = ("stop", "drop") if traits.bears_losses else ("stop",)
     for asked, what in (
         (job.saves or job.resume, "has no servers to write checkpoints"),
-        (job.slow_workers != "wait", "sums over all workers and can drop none"),
+        (
+            job.slow_workers != "wait",
+            "has no servers to measure how long workers are waited for",
+        ),
+        (
+            job.on_timeout == "drop" and not traits.bears_losses,
+            "sums over all workers and cannot go on without one",
+        ),
         (
             job.on_worker_loss not in losses,
             f"has its parameters on workers, and can only {' or '.join(losses)} when one is lost",

@@ -138,9 +138,8 @@ def tasks_of(
         started_at,
         init=begun_with(job.resume, passed),
         passed=passed,
-        elastic=job.on_worker_loss == "replace" or job.slow_workers == "backup",
-        slow_workers=job.slow_workers,
         ledger=_ledger(job, passed),
+        **job.policy,
         **counts,
     )
     return tasks + worker_tasks(

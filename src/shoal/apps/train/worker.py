@@ -61,6 +61,7 @@ def run_worker(
         token=token,
         rank=rank,
         sync_timeout_s=spec.sync_timeout_s,
+        on_timeout=spec.on_timeout,
         abort_on_error=spec.on_worker_loss == "stop",
     )
     log = EventLog(paths.events, f"worker-{rank}", started_at)

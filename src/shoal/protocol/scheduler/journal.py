@@ -12,6 +12,7 @@ from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.views import FOREVER, Member, NodeId, View
 
 # By --slow-workers: share of the time that others wait, after which a worker is dropped; 0: never.
+WITHOUT_A_BREAK = 0.98  # of a time in which a worker was waited for; waits are told now and then
 SLOW_SHARE: Mapping[str, float] = MappingProxyType({"wait": 0.0, "drop": 0.5, "backup": 0.5})
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from math import inf
 
-import msgspec
-
 from shoal.errors import (
     Cancelled,
     InvalidValue,
@@ -45,27 +43,11 @@ from shoal.protocol.requests import Cancel, Exchange
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, NodeId, Role, View
 from shoal.protocol.worker.in_flight import InFlight, SubRequest, SubRequestPart
+from shoal.protocol.worker.options import WorkerOptions
 from shoal.protocol.worker.pending_requests import PendingRequest, PendingRequests
 from shoal.protocol.worker.rerouting import chained, joined, moved, reroute, tell
 from shoal.protocol.worker.routing import Router
 from shoal.protocol.worker.sender import Sender
-
-
-class WorkerOptions(msgspec.Struct, frozen=True):
-    """
-    Attributes:
-        sync_timeout_s: seconds until an urgent probe; the request fails after twice this time.
-        probe_s: seconds until the first probe of an unanswered request; doubles with each probe.
-        probe_max_s: largest time between probes.
-        behind_s: seconds until a server with an older view is asked again.
-        credit_bytes: payload under way to a server at most (one request may exceed it alone).
-    """
-
-    sync_timeout_s: float = 10.0
-    probe_s: float = 0.5
-    probe_max_s: float = 4.0
-    behind_s: float = 0.01
-    credit_bytes: int = 256 << 20
 
 
 class WorkerMachine:
@@ -76,6 +58,7 @@ class WorkerMachine:
         self.options = options or WorkerOptions()
         self.clock = 0
         self.bytes_pulled = 0
+        self.listens = False  # whether others send what no request waits for
         self._in_flight = InFlight(self.options.credit_bytes)
         self._requests = PendingRequests()
         self._sender = Sender(
@@ -221,7 +204,7 @@ class WorkerMachine:
     def _tick(self, now: float, out: Effects) -> None:
         self._sender.probe_due(now, out)
         for request_id, pending in self._requests.expired(now):
-            if not pending.nudged:
+            if not pending.nudged or (pending.patient and self.options.on_timeout != "ask"):
                 pending.nudge(now)
                 for sub_request in pending.sub_requests:
                     self._sender.probe(sub_request, now, out, urgent=True)

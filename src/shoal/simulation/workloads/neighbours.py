@@ -55,7 +55,8 @@ class NeighboursScenario(PeersScenario):
         self.taken = 0
         self._reached: dict[int, tuple[int, int]] = {}  # by rank, what it has sent
         self._last: dict[tuple[int, int], tuple[int, int]] = {}  # by taker and neighbour
-        self._has_all: set[int] = set()  # ranks that have taken their neighbours' last versions
+        self._ended: dict[int, set[int]] = {}  # by rank, of whom it has taken the last version
+        self._has_all: set[int] = set()  # ranks that have taken those of all neighbours
         super().__init__(seed, random, workers, keep_lines, streams=random.random() < 0.3)
 
     def program(self, node: NodeId, machine: CollectiveWorker, random: Random) -> Program:
@@ -89,8 +90,8 @@ class NeighboursScenario(PeersScenario):
             tuple(each.view(np.uint8).data for each in values),
             self.ordered,
             "all" if self.ordered else "none",
-            phase,
-            {rank: clock},
+            phase=phase,
+            clocks={rank: clock},
         )
         for each in values:  # they belong to the caller again
             each.fill(-1)
@@ -99,10 +100,11 @@ class NeighboursScenario(PeersScenario):
     def _until_all_have_sent(self, node: NodeId, rank: int, phase: int) -> Answered:
         """Wait for the last version of each neighbour, without values of this worker's own."""
         while rank not in self._has_all:
-            outcome = yield NeighbourExchange(NAME, self.graph, (), False, "any", phase)
+            outcome = yield NeighbourExchange(NAME, self.graph, (), False, "any", phase=phase)
             if not self._look(node, rank, phase, outcome):
                 return False
         self._has_all.remove(rank)
+        self._ended.pop(rank)
         return True
 
     def _look(self, node: NodeId, rank: int, phase: int, outcome: Outcome) -> bool:
@@ -112,31 +114,33 @@ class NeighboursScenario(PeersScenario):
             return False
         found: Neighbourhood = outcome.value
         if self.ordered and len(found.values) < found.degree:
-            raise violated("all", f"{node} has {len(found.values)} of {found.degree} neighbours'")
+            raise violated("lead", f"{node} has {len(found.values)} of {found.degree} neighbours'")
         for each in found.values:
             arrays = [np.frombuffer(buffer, np.float64) for buffer in each.buffers]
             codes = np.unique(np.concatenate(arrays))
             if len(codes) != 1 or tuple(map(len, arrays)) != self.sizes:
-                raise violated("torn", f"{node} took {codes} of worker {each.rank} together")
+                raise violated("version", f"{node} took {codes} of worker {each.rank} together")
             of, its_phase, number = _decoded(codes[0])
             version = its_phase, number
             if of != each.rank or (self._reached[of] < version):
-                raise violated("sent", f"{node} took {(of, *version)} as worker {each.rank}'s")
+                raise violated("version", f"{node} took {(of, *version)} as worker {each.rank}'s")
             if each.clocks[of] != (number if number < self.rounds[of] else FOREVER):
-                raise violated("sent", f"worker {of} told {node} {each.clocks} in {version}")
+                raise violated("version", f"worker {of} told {node} {each.clocks} in {version}")
             if its_phase != phase:
-                raise violated("phase", f"{node} took {version} of worker {of} in phase {phase}")
-            if self._last.get((rank, of), version) > version:
-                raise violated("order", f"{node} took {version} of worker {of} after a later one")
+                raise violated("lead", f"{node} took {version} of worker {of} in phase {phase}")
+            before = self._last.get((rank, of), (0, 0))
+            if before > version or (before == version and not self.ordered):
+                raise violated("lead", f"{node} took {version} of worker {of} after {before}")
             self._last[rank, of] = version
             due = self._reached[rank]
             if self.ordered and version < due:
-                raise violated("order", f"{node} took {version} of worker {of} in {due}")
+                raise violated("lead", f"{node} took {version} of worker {of} in {due}")
             if self.ordered and version != due and not self.victim:
-                raise violated("order", f"{node} took {version} of worker {of} in {due}")
+                raise violated("lead", f"{node} took {version} of worker {of} in {due}")
             self.taken += 1
-        last = [each for each in found.values if each.clocks[each.rank] == FOREVER]
-        if len(last) == found.degree:
+        ended = self._ended.setdefault(rank, set())
+        ended.update(each.rank for each in found.values if each.clocks[each.rank] == FOREVER)
+        if len(ended & {*found.ranks}) == found.degree:
             self._has_all.add(rank)
         return True
 

@@ -12,6 +12,7 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
+from shoal.protocol.worker.options import WorkerOptions
 from shoal.simulation.checkers.history import violated
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Program
@@ -36,11 +37,17 @@ class PeersScenario(ABC):
     most_events = 60_000
 
     def __init__(
-        self, seed: int, random: Random, workers: int, keep_lines: bool, streams: bool = False
+        self,
+        seed: int,
+        random: Random,
+        workers: int,
+        keep_lines: bool,
+        streams: bool = False,
+        options: WorkerOptions | None = None,
     ) -> None:
         self.workers = workers
         self.failed: dict[NodeId, str] = {}
-        options = NetworkOptions(
+        network = NetworkOptions(
             loss=random.choice([0.0, 0.03, 0.1]),
             duplicate=random.choice([0.0, 0.05, 0.1]),
             reorder=random.choice([0.0, 0.3]),
@@ -49,14 +56,14 @@ class PeersScenario(ABC):
             link_bytes=1 << 20,
             streams=streams,
         )
-        self.world = world = World(seed, options, keep_lines)
+        self.world = world = World(seed, network, keep_lines)
         scheduled = SchedulerOptions(servers=0, workers=workers, silence_s=6.0, broken_s=4.0)
         world.add(SCHEDULER, SchedulerMachine(scheduled))
         for index in range(workers):
             node = f"worker-{index}"
             session = Session(node, "worker", rank=index, options=SESSION)
             session.announce(f"sim://{node}")
-            machine = CollectiveWorker(session, None, PIECE_BYTES, GATHERED_BYTES)
+            machine = CollectiveWorker(session, options, PIECE_BYTES, GATHERED_BYTES)
             world.add(node, machine, self.program(node, machine, Random(seed * 31 + index)))
         self.victim = ""
         if random.random() < KILLED:

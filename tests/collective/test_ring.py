@@ -5,7 +5,7 @@ import pytest
 
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue
-from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send, Ticked
+from shoal.protocol.machine import Asked, Discard, PeerLost, Received, Resolve, Send, Ticked
 from shoal.protocol.messages import (
     SCHEDULER,
     HeartbeatSeen,
@@ -13,6 +13,7 @@ from shoal.protocol.messages import (
     MissingPieces,
     NewView,
     Piece,
+    PieceProbe,
     WorkerLeft,
 )
 from shoal.protocol.requests import Cancel, Reduce
@@ -58,7 +59,7 @@ def test_a_piece_that_came_before_its_sum_is_asked_for_with_it(machine):
     piece = Piece(machine.ring._name, 0, 1, False, 1 << 18)
     machine.handle(Received("w-1", piece), 1.0)
     effects = machine.handle(Asked(1, reduce_of(np.ones(1 << 16, np.float32))), 1.1)
-    assert sent(effects, MissingPieces) == [MissingPieces(machine.ring._name, 0, (1,), (0,))]
+    assert sent(effects, MissingPieces) == [MissingPieces(machine.ring._name, 0, (1,), ())]
     assert [p.piece for p in sent(effects, Piece)] == [0]
 
 
@@ -67,7 +68,7 @@ def test_a_piece_of_another_size_fails_the_sum(machine):
     effects = machine.handle(Received("w-1", Piece(machine.ring._name, 0, 0, True, 999)), 1.1)
     [resolved] = [e for e in effects if isinstance(e, Resolve)]
     assert isinstance(resolved.outcome.error, InvalidValue)
-    assert "999 bytes where this worker's has 32" in resolved.outcome.error.message
+    assert "999 bytes where this worker sums 32" in resolved.outcome.error.message
 
 
 def test_messages_of_another_ring_are_ignored(machine):
@@ -100,6 +101,33 @@ def test_what_comes_late_does_not_land_in_a_tensor_that_was_given_back(machine):
     sink = machine.arriving("w-1", piece, values.nbytes // 2)
     machine.handle(Asked(2, Cancel(1)), 1.1)
     assert sink.revoked
+
+
+def test_of_several_answers_that_miss_pieces_only_the_first_counts(machine):
+    """On a slow link many probes are on their way before the first one is answered."""
+    values = np.ones(1 << 16, np.float32)
+    machine.handle(Asked(1, reduce_of(values)), 0.0)
+    probes = []
+    for now in (1.0, 2.0, 4.0):
+        probes += sent(machine.handle(Ticked(), now), PieceProbe)
+    assert len({each.probe for each in probes}) == 3
+    answers = [MissingPieces(machine.ring._name, 0, (0,), (), each.probe) for each in probes]
+    effects = [machine.handle(Received("w-1", each), 5.0) for each in answers]
+    assert [[each.piece for each in sent(of, Piece)] for of in effects] == [[0], [], []]
+
+
+def test_a_probe_is_told_what_is_missing(machine):
+    machine.handle(Asked(1, reduce_of(np.ones(1 << 16, np.float32))), 0.0)
+    effects = machine.handle(Received("w-1", PieceProbe(machine.ring._name, 0, 7)), 0.1)
+    assert sent(effects, MissingPieces) == [MissingPieces(machine.ring._name, 0, (1,), (0,), 7)]
+
+
+def test_after_a_reconnection_a_neighbour_is_asked_what_it_lacks(machine):
+    machine.handle(Asked(1, reduce_of(np.ones(1 << 16, np.float32))), 0.0)
+    machine.handle(PeerLost("w-1"), 0.1)
+    effects = machine.handle(Received("w-1", MissingPieces(machine.ring._name, 0)), 0.2)
+    assert len(sent(effects, PieceProbe)) == 1
+    assert not sent(effects, Piece)
 
 
 @pytest.mark.parametrize("complete", [False, True])

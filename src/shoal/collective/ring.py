@@ -17,12 +17,13 @@ tensor itself, which belongs to the caller again when the next worker has receiv
 
 from __future__ import annotations
 
-from math import inf
+from collections.abc import Iterable
 from mmap import mmap
 from zlib import crc32
 
+from shoal.collective.greetings import Greetings
 from shoal.collective.members import members_of, unreachable
-from shoal.collective.sums import PROBE_MAX_S, PROBE_S, Patience, Sum, cut
+from shoal.collective.sums import PROBE_MAX_S, Sum
 from shoal.errors import Cancelled, InvalidValue, RingBroken, ShoalError
 from shoal.protocol.limits import LISTED_MAX
 from shoal.protocol.machine import (
@@ -37,7 +38,14 @@ from shoal.protocol.machine import (
     Send,
     Sink,
 )
-from shoal.protocol.messages import Message, MissingPieces, Piece, SumAck, WorkerLeft
+from shoal.protocol.messages import (
+    Message,
+    MissingPieces,
+    Piece,
+    PieceProbe,
+    SumAck,
+    WorkerLeft,
+)
 from shoal.protocol.requests import Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
@@ -49,26 +57,26 @@ TOLD_EVERY = 8  # gathered allreduces per acknowledgement
 AHEAD_MOST = 1 << 12  # sums that another worker has begun, and this one not
 
 
+FromRing = Piece | PieceProbe | MissingPieces | SumAck | WorkerLeft
+
+
 class Ring:
     """The allreduces of one worker: the part of its machine that handles the ring's messages."""
 
     def __init__(self, session: Session, piece_bytes: int, gathered_bytes: int) -> None:
         self._session = session
-        self._piece_bytes = piece_bytes
+        self._sizes = piece_bytes, gathered_bytes
         self._part_bytes = piece_bytes // PARTS
-        self._gathered_bytes = gathered_bytes
         self._members: tuple[Member, ...] = ()
         self._index = 0
         self._name = 0  # identifies the ring's members
         self._asked = 0  # number of allreduces requested in this ring
         self._sums: dict[int, Sum] = {}
-        self._missed: dict[int, None] = {}  # allreduces of which pieces came before the request
-        self._met: dict[NodeId, None] = {}  # neighbours that have this ring as well
+        self._early: dict[int, tuple[set[int], set[int]]] = {}  # pieces before their request
+        self._greetings = Greetings(0)
         self.left: dict[str, int] = {}  # finished workers, and the first allreduce without them
         self.ended: set[str] = set()  # workers that have finished, as the scheduler says
         self._scratch: list[mmap] = []
-        self._greet_at = inf  # when to reconnect to a neighbour
-        self._patience = Patience()
         self.bytes_sent = self.bytes_received = 0  # of tensors' values
 
     # ------------------------------------------------------------------ events of the machine
@@ -89,9 +97,8 @@ class Ring:
         self._index = next(i for i, m in enumerate(members) if m.id == self._session.me)
         self._name = crc32(repr([m.incarnation for m in members]).encode())
         self._asked = 0
-        self._missed.clear()
-        self._met.clear()
-        self._greet_at = inf
+        self._early.clear()
+        self._greetings = Greetings(self._name)
         self.left.clear()
 
     def address_of(self, node: NodeId) -> str:
@@ -113,21 +120,15 @@ class Ring:
                 ask.finish(ask.values, workers)
             out.append(Resolve(request_id, Outcome()))
             return
-        values, edges = ask.values, cut(nbytes, workers, self._piece_bytes)
-        if nbytes * workers <= self._gathered_bytes:
-            values = memoryview(bytearray(nbytes * workers))
-            edges = tuple((s, nbytes * s, nbytes * (s + 1)) for s in range(workers))
-        one = Sum(request_id, ask, values, edges, workers, self._index, now, self._patience.wait_s)
-        if one.gathered:
-            one.view((self._index + 1) % workers)[:] = ask.values
+        one = Sum.begun(request_id, ask, workers, self._index, now, *self._sizes)
         self._sums[number] = one
         if self._end_without(number, out):
             return
         for piece, whole in one.ready():
             self._send(number, one, piece, whole, out)
-        if self._missed.pop(number, "") is None:
-            self._ask_again(number, one, out)
-        self._greet(out)
+        if early := self._early.pop(number, None):
+            self._miss(number, *early, 0, out)
+        self._greetings.greet(self._near(), out)
 
     def leave(self, out: Effects) -> None:
         """Tell the others that this worker has finished, so that they do not wait for it."""
@@ -136,7 +137,7 @@ class Ring:
 
     def _tell_left(self, message: WorkerLeft, but: NodeId, out: Effects) -> None:
         self.left[message.name] = message.asked
-        for node in dict.fromkeys(member.id for member in self._neighbours()):
+        for node in dict.fromkeys(self._near()):
             if node != but:
                 out.append(Send(node, message))
         for number in list(self._sums):
@@ -162,35 +163,27 @@ class Ring:
             self._end(number, out, error)
 
     def deadline(self) -> float:
-        return min((*(each.again_at for each in self._sums.values()), self._greet_at))
+        return min((*(each.again_at for each in self._sums.values()), self._greetings.at))
 
     def peer_lost(self, node: NodeId, now: float) -> None:
         """Reconnect to a neighbour that cannot connect here, even without a message for it."""
-        if self._met.pop(node, "") is None:
-            self._greet_at = now + PROBE_S
+        self._greetings.lost(node, now)
 
     def tick(self, now: float, out: Effects) -> None:
-        if now >= self._greet_at:
-            self._greet(out)
-            unmet = any(each.id not in self._met for each in self._neighbours())
-            self._greet_at = now + PROBE_S if unmet else inf
-        gone = ", ".join(sorted(self.ended & {member.name for member in self._members}))
+        self._greetings.tick(self._near(), now, out)
         for number, one in list(self._sums.items()):
-            if now < one.again_at:
+            if not one.due(now):
                 continue
-            stalled = bool(gone) and one.wait_s >= PROBE_MAX_S  # their last word is lost
-            one.wait_s = min(2 * one.wait_s, PROBE_MAX_S)
-            one.again_at = now + one.wait_s
+            name = self._neighbours()[one.complete].name
+            stalled = name in self.ended and one.wait_s >= PROBE_MAX_S  # its last word is lost
             if stalled and not one.complete:
-                self._end(number, out, RingBroken(f"{gone} has ended its work; pieces are lost"))
+                self._end(number, out, RingBroken(f"{name} has ended its work; pieces are lost"))
             elif stalled:
                 one.taken = True
                 self._look(number, one, out)
-            elif not one.complete:
-                self._ask_again(number, one, out)
-            else:  # whatever it is: the answer says that it was taken
-                self._send(number, one, *one.ready()[0], out)
-            self._greet(out)
+            else:
+                self._probe(number, one, out)
+            self._greetings.greet(self._near(), out)
 
     def waiting(self) -> list[tuple[str, str]]:
         """(allreduce, reason) of every one under way."""
@@ -235,14 +228,21 @@ class Ring:
 
     def handle(self, event: Received, now: float, out: Effects) -> None:
         sender, message = event.sender, event.message
-        if not isinstance(message, Piece | MissingPieces | SumAck | WorkerLeft):
+        if not isinstance(message, FromRing):
             return
-        if not self._knows(sender, message, int(not isinstance(message, Piece))):
+        if not self._knows(sender, message, int(not isinstance(message, Piece | PieceProbe))):
             out.append(Note("unexpected", {"message": type(message).__name__}))
             return
         self._meet(sender, message, out)
         if isinstance(message, Piece):
             self._piece(message, event.payload, now, out)
+            return
+        if isinstance(message, PieceProbe):
+            one = self._sums.get(message.number)
+            if one is not None and not one.complete:
+                self._miss(message.number, one.partial, one.whole, message.probe, out)
+            elif message.number < self._asked:
+                self._tell(out)
             return
         if isinstance(message, WorkerLeft):
             if message.name not in self.left:
@@ -254,7 +254,7 @@ class Ring:
                 self._look(number, self._sums[number], out)
             return
         one = self._sums.get(message.number)
-        if one is None:
+        if one is None or 0 < message.probe <= one.stale:  # of several answers the first counts
             return
         for pieces, whole in ((message.partial, False), (message.whole, True)):
             for piece in pieces:
@@ -262,36 +262,28 @@ class Ring:
                     self._send(message.number, one, piece, whole, out)
 
     def _meet(self, neighbour: NodeId, message: Message, out: Effects) -> None:
-        """Greet a neighbour that has this ring, and send it the pieces that are ready."""
-        greeting = MissingPieces(self._name, 0)
-        if neighbour in self._met:
-            if message == greeting:  # it lacks the answer to its first one; this is no greeting
-                out.append(Send(neighbour, MissingPieces(self._name, 1)))
+        """Send a neighbour that has this ring as well the pieces that are ready."""
+        new = self._greetings.heard(neighbour, message, out)
+        if not new or neighbour != self._neighbours()[1].id:
             return
-        self._met[neighbour] = None
-        out.append(Send(neighbour, greeting))
-        if neighbour == self._neighbours()[1].id:
-            for number, one in self._sums.items():
-                for piece, whole in one.ready():
-                    self._send(number, one, piece, whole, out)
+        for number, one in self._sums.items():
+            if one.sent:  # it may have them
+                self._probe(number, one, out)
+            for piece, whole in () if one.sent else one.ready():
+                self._send(number, one, piece, whole, out)
 
-    def _greet(self, out: Effects) -> None:
-        """Greet both neighbours, because the worker of lower rank has to connect."""
-        for neighbour in self._neighbours():
-            if neighbour.id not in self._met:
-                out.append(Send(neighbour.id, MissingPieces(self._name, 0)))
-
-    def _knows(
-        self, sender: NodeId, message: Piece | MissingPieces | SumAck | WorkerLeft, side: int
-    ) -> bool:
+    def _knows(self, sender: NodeId, message: FromRing, side: int) -> bool:
         """Whether a message is of this ring and from the worker before (0) or after (1) this one.
 
-        Messages other than pieces may come from either neighbour.
+        Messages other than pieces and their probes may come from either neighbour.
         """
         if message.ring != self._name or len(self._members) < 2:
             return False
         neighbours = self._neighbours()
         return sender in (neighbours[side].id, neighbours[0].id if side else "")
+
+    def _near(self) -> list[NodeId]:
+        return [member.id for member in self._neighbours()] if self._members else []
 
     def _neighbours(self) -> tuple[Member, Member]:
         members, index = self._members, self._index
@@ -304,25 +296,25 @@ class Ring:
             if number < self._asked:  # the sender lacks the acknowledgement
                 self._tell(out)
             else:
-                self._missed[number] = None
+                early = self._early.setdefault(number, (set(), set()))[message.whole]
+                if len(early) < LISTED_MAX:  # a probe will tell of the others
+                    early.add(piece)
             return
         if message.total != one.ask.values.nbytes:
             error = InvalidValue(
-                f"{self._neighbours()[0].name} sums a tensor of {message.total} bytes where this "
-                f"worker's has {one.ask.values.nbytes}: all have to ask for the same sums in the "
-                "same order"
+                f"{self._neighbours()[0].name} sums {message.total} bytes where this worker sums "
+                f"{one.ask.values.nbytes}: all have to ask for the same sums in the same order"
             )
             self._end(number, out, error)
             return
-        self._patience.heard(one, now)
+        one.heard(now)
         if payload is None or payload.revoked:
             if one.complete:
                 self._tell(out)
             elif piece in (one.whole if message.whole else one.partial):
                 # It began to arrive before the allreduce was requested, and was dropped.
                 again = ((), (piece,)) if message.whole else ((piece,), ())
-                missing = MissingPieces(self._name, number, *again)
-                out.append(Send(self._neighbours()[0].id, missing))
+                self._miss(number, again[0], again[1], 0, out)
             return
         if message.whole:
             self._take_whole(number, one, piece, out)
@@ -356,15 +348,23 @@ class Ring:
 
     def _send(self, number: int, one: Sum, piece: int, whole: bool, out: Effects) -> None:
         neighbour = self._neighbours()[1].id
-        if neighbour in self._met:
+        if neighbour in self._greetings:
             view = one.view(piece)
             message = Piece(self._name, number, piece, whole, one.ask.values.nbytes)
             out.append(Send(neighbour, message, (view,)))
             self.bytes_sent += view.nbytes
+            one.sent, one.stale = True, one.probes
 
-    def _ask_again(self, number: int, one: Sum, out: Effects) -> None:
-        partial, whole = tuple(one.partial)[:LISTED_MAX], tuple(one.whole)[:LISTED_MAX]
-        missing = MissingPieces(self._name, number, partial, whole)
+    def _probe(self, number: int, one: Sum, out: Effects) -> None:
+        """Ask the next worker what it lacks; its answer comes after all that was sent to it."""
+        one.probes += 1
+        out.append(Send(self._neighbours()[1].id, PieceProbe(self._name, number, one.probes)))
+
+    def _miss(
+        self, number: int, partial: Iterable[int], whole: Iterable[int], probe: int, out: Effects
+    ) -> None:
+        lists = tuple(sorted(partial)[:LISTED_MAX]), tuple(sorted(whole)[:LISTED_MAX])
+        missing = MissingPieces(self._name, number, *lists, probe)
         out.append(Send(self._neighbours()[0].id, missing))
 
     def _look(self, number: int, one: Sum, out: Effects) -> None:

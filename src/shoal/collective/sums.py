@@ -9,7 +9,7 @@ from shoal.protocol.machine import Sink
 from shoal.protocol.requests import Reduce
 
 LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
-PROBE_S, PROBE_MAX_S = 0.2, 4.0  # without progress, until the neighbours are asked; doubles
+PROBE_S, PROBE_MAX_S = 0.2, 4.0  # without progress, until a neighbour is probed; doubles
 
 
 Edges = tuple[tuple[int, int, int], ...]  # of each piece: (segment, start, stop)
@@ -37,12 +37,14 @@ class Sum:
     """The allreduce of one tensor.
 
     Attributes:
-        heard_at: when something arrived, or the allreduce was requested.
-        wait_s: time without progress until the neighbours are asked.
+        begun_at: when the allreduce was requested.
+        wait_s, again_at: how long and until when the next worker is not probed.
         partial: pieces whose partial sum has not arrived.
         whole: pieces whose total sum has not arrived.
         added: bytes of a piece's partial sum that are added to this worker's values.
         gathered: whether all workers' values are gathered, one piece each, and added up locally.
+        probes, stale: of the next worker, and how many of them before pieces were sent to it last.
+        sent: whether pieces were sent to it.
         told: whether completion was noticed.
         taken: whether the next worker has everything.
     """
@@ -53,11 +55,12 @@ class Sum:
     edges: Edges
     workers: int
     index: int
-    heard_at: float
-    wait_s: float
+    begun_at: float
 
     def __post_init__(self) -> None:
-        self.again_at = self.heard_at + self.wait_s  # when the neighbours are asked
+        self.heard(self.begun_at)
+        self.probes = self.stale = 0
+        self.sent = False
         self.gathered = self.values is not self.ask.values
         last = (self.index + 1) % self.workers
         self.partial: dict[int, None] = {}
@@ -67,6 +70,40 @@ class Sum:
         self.added: dict[int, int] = {}
         self.sinks: dict[int, Sink] = {}  # by piece: of whole sums
         self.told = self.taken = False
+
+    @classmethod
+    def begun(
+        cls,
+        request_id: int,
+        ask: Reduce,
+        workers: int,
+        index: int,
+        now: float,
+        piece_bytes: int,
+        gathered_bytes: int,
+    ) -> Sum:
+        """An allreduce that begins, gathered if all values are at most `gathered_bytes`."""
+        nbytes = ask.values.nbytes
+        if nbytes * workers > gathered_bytes:
+            edges = cut(nbytes, workers, piece_bytes)
+            return cls(request_id, ask, ask.values, edges, workers, index, now)
+        edges = tuple((s, nbytes * s, nbytes * (s + 1)) for s in range(workers))
+        values = memoryview(bytearray(nbytes * workers))
+        made = cls(request_id, ask, values, edges, workers, index, now)
+        made.view((index + 1) % workers)[:] = ask.values
+        return made
+
+    def heard(self, now: float) -> None:
+        """Something has arrived: there is time until the next worker is probed."""
+        self.wait_s, self.again_at = PROBE_S, now + PROBE_S
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to probe the next worker; after that, longer."""
+        if now < self.again_at:
+            return False
+        self.wait_s = min(2 * self.wait_s, PROBE_MAX_S)
+        self.again_at = now + self.wait_s
+        return True
 
     @property
     def complete(self) -> bool:
@@ -104,21 +141,3 @@ class Sum:
         for worker in range(1, self.workers):
             self.ask.add(into, self.view((worker + 1) % self.workers))
         self.ask.finish(into, self.workers)
-
-
-class Patience:
-    """How long the neighbours are not asked: twice what something has taken to come, of late.
-
-    On a slow link a piece is under way for longer than on a fast one, and asking has it sent twice.
-
-    wait_s:  time without progress until they are asked
-    """
-
-    def __init__(self) -> None:
-        self.wait_s = PROBE_S
-
-    def heard(self, one: Sum, now: float) -> None:
-        """A part of an allreduce has arrived."""
-        took_s = min(2 * (now - one.heard_at), PROBE_MAX_S)
-        self.wait_s = max(PROBE_S, took_s, 0.9 * self.wait_s)
-        one.heard_at, one.wait_s, one.again_at = now, self.wait_s, now + self.wait_s

@@ -5,16 +5,14 @@ from __future__ import annotations
 from math import inf
 
 from shoal.collective.neighbours import FromNeighbour, NeighbourExchanges
-from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, Ring
+from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, FromRing, Ring
 from shoal.errors import RunAborted
 from shoal.protocol.machine import Arrival, Asked, Effects, Event, PeerLost, Received, Stop, Ticked
 from shoal.protocol.messages import (
     HeartbeatSeen,
     Message,
-    MissingPieces,
     NeighbourPiece,
     Piece,
-    SumAck,
     WorkerLeft,
 )
 from shoal.protocol.requests import Cancel, FinishWork, NeighbourExchange, Reduce
@@ -22,8 +20,6 @@ from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
-
-RINGS = (Piece, MissingPieces, SumAck, WorkerLeft)
 
 
 class CollectiveWorker(WorkerMachine):
@@ -71,7 +67,7 @@ class CollectiveWorker(WorkerMachine):
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
-        if isinstance(event, Received) and isinstance(event.message, RINGS):
+        if isinstance(event, Received) and isinstance(event.message, FromRing):
             self.ring.handle(event, now, out)
             if isinstance(event.message, WorkerLeft):
                 self.neighbours.leave_out(self.ring.left, now, out)

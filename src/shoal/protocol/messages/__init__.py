@@ -31,6 +31,7 @@ from shoal.protocol.messages.collective import (
     NeighbourPiece,
     NeighbourProbe,
     Piece,
+    PieceProbe,
     SumAck,
     WorkerLeft,
 )
@@ -105,7 +106,8 @@ __all__ = [
     "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello", "Join", "Joined", "Lease",
     "Leased", "Leave", "LeaveRefused", "Malformed", "Message", "MissingPieces",
     "NeighbourAck", "NeighbourPiece", "NeighbourProbe", "NewView", "NotDeclared", "NotJoined",
-    "NotLeased", "Nudge", "OpenShards", "Part", "Piece", "Probe", "ProcessHeartbeat", "RefuseView",
+    "NotLeased", "Nudge", "OpenShards", "Part", "Piece", "PieceProbe", "Probe",
+    "ProcessHeartbeat", "RefuseView",
     "ReplicaHistory", "Replicate", "ReplicateAck", "Reply", "Request", "SeenRequests",
     "ShardsOpened", "StateChunk", "StatusReply", "StatusRequest", "SumAck", "Synced", "ViewRefused",
     "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
@@ -121,7 +123,7 @@ Message = (
     | Declare | NotDeclared | BarrierArrival | BarrierReleased | Lease | Leased | NotLeased
     | Finish | Finished | End | Abort
     | Request | Reply | Probe | Nudge | Computing | Replicate | ReplicateAck | StateChunk
-    | Piece | MissingPieces | SumAck | WorkerLeft
+    | Piece | PieceProbe | MissingPieces | SumAck | WorkerLeft
     | NeighbourPiece | NeighbourProbe | NeighbourAck | Malformed
 )  # fmt: skip
 MESSAGES: tuple[type[Body], ...] = get_args(Message)

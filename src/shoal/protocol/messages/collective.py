@@ -32,12 +32,27 @@ class Piece(Body, frozen=True, array_like=True, tag=True):
 
 
 class MissingPieces(Body, frozen=True, array_like=True, tag=True):
-    """These pieces have not arrived: send those that exist again. Without pieces, a greeting."""
+    """These pieces have not arrived: send those that exist again. Without pieces, a greeting.
+
+    probe: number of the `PieceProbe` that this answers; 0 for none
+    """
 
     ring: Number
     number: Number
     partial: Pieces = ()
     whole: Pieces = ()
+    probe: Number = 0
+
+
+class PieceProbe(Body, frozen=True, array_like=True, tag=True):
+    """Asks which pieces of an allreduce have not arrived; it comes behind those that were sent.
+
+    probe: its number, among the sender's of this allreduce
+    """
+
+    ring: Number
+    number: Number
+    probe: Number
 
 
 class SumAck(Body, frozen=True, array_like=True, tag=True):

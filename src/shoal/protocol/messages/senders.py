@@ -41,6 +41,7 @@ from shoal.protocol.messages import (
     Nudge,
     OpenShards,
     Piece,
+    PieceProbe,
     Probe,
     RefuseView,
     Replicate,
@@ -78,7 +79,7 @@ _BY_ROLE: tuple[tuple[tuple[Role, ...], tuple[type, ...]], ...] = (
         ("worker",),
         (
             *(Declare, Lease, Abort, Request, Probe, Piece, MissingPieces, SumAck, WorkerLeft),
-            *(NeighbourPiece, NeighbourProbe, NeighbourAck),
+            *(PieceProbe, NeighbourPiece, NeighbourProbe, NeighbourAck),
         ),
     ),
     (("scheduler", "server"), (NewView,)),

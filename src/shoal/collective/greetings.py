@@ -1,0 +1,60 @@
+"""Greetings: which neighbours have a worker's ring as well.
+
+Of two neighbours the one of lower rank connects to the other. So each greets the other one until it
+has heard of it, also after a connection was lost: the one that can connect does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from shoal.collective.sums import PROBE_S
+from shoal.protocol.machine import Effects, Send
+from shoal.protocol.messages import Message, MissingPieces
+from shoal.protocol.views import NodeId
+
+
+class Greetings:
+    """The neighbours of a ring that have been heard of.
+
+    Args:
+        ring: identifies the ring's members.
+
+    Attributes:
+        at: when those that have not been heard of are greeted again.
+    """
+
+    def __init__(self, ring: int) -> None:
+        self._greeting = MissingPieces(ring, 0)
+        self._answer = MissingPieces(ring, 1)  # as empty, and not answered itself
+        self._met: dict[NodeId, None] = {}
+        self.at = inf
+
+    def __contains__(self, neighbour: NodeId) -> bool:
+        return neighbour in self._met
+
+    def greet(self, neighbours: Iterable[NodeId], out: Effects) -> None:
+        """Greet those that have not been heard of."""
+        out.extend(Send(each, self._greeting) for each in neighbours if each not in self._met)
+
+    def heard(self, neighbour: NodeId, message: Message, out: Effects) -> bool:
+        """A neighbour has sent a message. Returns whether it had not been heard of."""
+        if neighbour in self._met:
+            if message == self._greeting:  # it lacks the answer to its first one
+                out.append(Send(neighbour, self._answer))
+            return False
+        self._met[neighbour] = None
+        out.append(Send(neighbour, self._greeting))
+        return True
+
+    def lost(self, neighbour: NodeId, now: float) -> None:
+        """The connection to a neighbour is lost."""
+        if self._met.pop(neighbour, "") is None:
+            self.at = now + PROBE_S
+
+    def tick(self, neighbours: list[NodeId], now: float, out: Effects) -> None:
+        """Greet again those that have not been heard of, if it is time."""
+        if now >= self.at:
+            self.greet(neighbours, out)
+            self.at = now + PROBE_S if any(each not in self._met for each in neighbours) else inf

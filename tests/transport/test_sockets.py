@@ -138,8 +138,8 @@ def test_both_sides_name_the_other_version(tmp_path):
     theirs.close()
     with Raw(peer="", asked=challenge(LISTENER)) as stranger:
         stranger.read_message()
-        with pytest.raises(BadVersion, match="the peer speaks protocol version 9, and this node"):
-            stranger.feed(prefix(version=9, header=40))
+        with pytest.raises(BadVersion, match="the peer speaks protocol version 10, and this node"):
+            stranger.feed(prefix(version=10, header=40))
 
 
 def test_a_caller_without_a_descriptor_left_gets_a_typed_error(tmp_path, monkeypatch):

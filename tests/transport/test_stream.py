@@ -190,7 +190,7 @@ def test_a_receive_turn_is_bounded(raw, payload):
     ("data", "error"),
     [
         (prefix(magic=b"SHOT"), BadMagic),
-        (prefix(version=9), BadVersion),
+        (prefix(version=10), BadVersion),
         (prefix(header=HEADER_MAX + 1), BadLength),
         (prefix(payload=1 << 63), BadLength),
     ],

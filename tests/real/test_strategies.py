@@ -54,6 +54,11 @@ def test_every_strategy_runs_on_four_workers(strategy, tmp_path):
         (["--strategy", "eamsgd"], "add --optimizer sgd"),
         (["--strategy", "gradient_coding"], "2 workers and redundancy 1 make none"),
         (["--strategy", "allreduce", "--on-timeout", "drop"], "cannot go on without one"),
+        (
+            ["--strategy", "p2p", "--on-worker-loss", "drop", "--collective", "gloo"],
+            "leave out --collective gloo",
+        ),
+        (["--strategy", "p2p", "--on-worker-loss", "replace"], "only stop or drop"),
         (["--on-timeout", "drop", "--slow-workers", "drop"], "give one of them"),
         (["--strategy", "nothing.py:Mine"], "nothing.py"),
         (["--strategy", "diloco", "--on-worker-loss", "reassign"], "counts one batch a clock"),

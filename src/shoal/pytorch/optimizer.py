@@ -214,7 +214,7 @@ class Optimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Exchange what has not been exchanged yet, by a strategy with local steps or with a delay.
 
-        All workers call it, after their last step. With other strategies it does nothing.
+        All workers call it after their last step. "p2p" takes the mean of all; others do nothing.
 
         Example:
             >>> import shoal, torch

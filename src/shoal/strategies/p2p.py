@@ -55,7 +55,7 @@ class PeerToPeer(Strategy):
     State: the parameters and the optimizer's slots of each worker, in no checkpoint. With
     `--on-worker-loss drop` the others go on without a worker that is lost, and on a ring its
     neighbours become each other's. If one is lost in the mean at the end, the others keep their own
-    parameters.
+    parameters. `shoal.Optimizer.flush` takes that mean as well; until then workers differ.
 
     References:
         Lian et al. 2017, algorithm 1, whose gradient may also be taken before the mean (section 3).
@@ -118,7 +118,7 @@ class PeerToPeer(Strategy):
         for each in found.values:
             for rank, clock in each.clocks.items():
                 self._clocks[rank] = max(clock, self._clocks.get(rank, 0))
-        for number, (_, values) in enumerate(own):
+        for number, (_, values) in enumerate(own if found.values else ()):
             self._mix(values, found, number)
 
     def _request(

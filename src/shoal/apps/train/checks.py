@@ -34,6 +34,10 @@ def check_job(job: JobSpec) -> None:
             "sums over all workers and cannot go on without one",
         ),
         (
+            job.collective == "gloo" and job.on_worker_loss != "stop",
+            "sums by torch.distributed, which bears no loss: leave out --collective gloo",
+        ),
+        (
             job.on_worker_loss not in losses,
             f"has its parameters on workers, and can only {' or '.join(losses)} when one is lost",
         ),

@@ -42,6 +42,8 @@ from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.replication.lawful import problem_of
 from shoal.simulation.node import SimNode
 from shoal.simulation.scenario import Scenario
+from shoal.simulation.workloads.all_reduce import RingScenario
+from shoal.simulation.workloads.neighbours import NeighboursScenario
 from shoal.transport.wire import decode
 from tests.tools.mutations import Mutator
 
@@ -58,6 +60,7 @@ WEIGHTS = {
     "ReplicateAck": 3.0,
 }
 FRAMES_A_CLUSTER = 800
+SCENARIOS = (Scenario, Scenario, Scenario, Scenario, RingScenario, NeighboursScenario)
 SLOW_S = 1.5
 SIZES = (1, 7, 8, 64, 4096, 1 << 16, 1 << 33, (1 << 40) - 1)
 
@@ -70,7 +73,7 @@ class Cluster:
         self.report = report
         self.mutator = Mutator(random)
         self.said: dict[tuple[str, str, str], list[Message]] = {}
-        self.scenario = Scenario(seed)
+        self.scenario = random.choice(SCENARIOS)(seed)
         world = self.scenario.world
         world.on_send = self._learn
         self.now = random.choice((0.3, 0.8, 1.2, 2.0))

@@ -17,6 +17,7 @@ from shoal.protocol.views import NodeId
 Link = tuple[NodeId, NodeId, str]  # source, target, and which of several connections
 Fate = tuple[list[float], list[str]]  # arrival times, and the names of faults
 RETRANSMIT_S, RETRANSMIT_MAX_S = 0.2, 1.0  # silence until a segment is sent again; doubles
+PACKET_BYTES = 1460
 CONNECT_S = 0.004  # at most, where the peer answers
 
 
@@ -163,12 +164,15 @@ class Network:
     def _queues(self, now: float, link: Link, nbytes: int) -> float:
         """Return how long a message takes at both hosts, behind what they send and receive.
 
-        The receiver takes it as it comes: two hosts of one bandwidth take no longer than one.
+        The receiver takes it as it comes: two hosts of one bandwidth take no longer than one. A
+        packet fits between others, and takes nobody's place.
         """
         source, target, _ = link
         takes_s = nbytes / self.options.host_bandwidth
         begins = max(now, self._sends_until.get(source, 0.0))
         self._sends_until[source] = begins + takes_s
+        if nbytes <= PACKET_BYTES:
+            return begins + takes_s - now
         busy = [each for each in self._receives.get(target, ()) if each[1] > now]
         for start, stop in busy:  # the first time that is long enough and not taken
             if begins + takes_s <= start:

@@ -297,7 +297,10 @@ class NeighbourExchanges:
             return "rounds begin with 1"
         return ""
 
-    def handle(self, message: FromNeighbour, event: Received, now: float, out: Effects) -> None:
+    def handle(self, event: Received, now: float, out: Effects) -> None:
+        message = event.message
+        if not isinstance(message, FromNeighbour):
+            return
         if named := self._named.get(message.name):
             named.handle(message, event, now, out)
         else:  # it comes before this worker's first exchange, and is not answered
@@ -324,7 +327,9 @@ class NeighbourExchanges:
             each.close(error, out)
 
     def deadline(self) -> float:
-        return min((each.deadline() for each in self._named.values()), default=inf)
+        if not self._named:
+            return inf
+        return min(each.deadline() for each in self._named.values())
 
     def peer_lost(self, node: NodeId, now: float) -> None:
         for each in self._named.values():

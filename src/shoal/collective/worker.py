@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import get_args
 
 from shoal.collective.neighbours import FromNeighbour, NeighbourExchanges
 from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, FromRing, Ring
@@ -20,6 +21,8 @@ from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
+
+RING, NEIGHBOURS = frozenset(get_args(FromRing)), frozenset(get_args(FromNeighbour))
 
 
 class CollectiveWorker(WorkerMachine):
@@ -58,33 +61,35 @@ class CollectiveWorker(WorkerMachine):
         return super().arriving(sender, message, nbytes)
 
     def problem_of(self, received: Received) -> str:
-        problem = super().problem_of(received)
-        return (
-            problem
-            or self.ring.problem_of(received.sender, received.message)
-            or self.neighbours.problem_of(received.message)
-        )
+        problem, message = super().problem_of(received), received.message
+        if not problem and type(message) in RING:
+            return self.ring.problem_of(received.sender, message)
+        if not problem and type(message) in NEIGHBOURS:
+            return self.neighbours.problem_of(message)
+        return problem
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
-        if isinstance(event, Received) and isinstance(event.message, FromRing):
-            self.ring.handle(event, now, out)
-            if isinstance(event.message, WorkerLeft):
-                self.neighbours.leave_out(self.ring.left, now, out)
-            return out
-        if isinstance(event, Received) and isinstance(event.message, FromNeighbour):
-            self.neighbours.handle(event.message, event, now, out)
-            return out
-        if isinstance(event, Received) and isinstance(event.message, HeartbeatSeen):
-            self.ring.ended |= {*event.message.finished}
-            self.neighbours.leave_out(event.message.finished, now, out)
-        if isinstance(event, Asked):
+        if isinstance(event, Received):
+            message = event.message
+            if type(message) in RING:
+                self.ring.handle(event, now, out)
+                if isinstance(message, WorkerLeft):
+                    self.neighbours.leave_out(self.ring.left, now, out)
+                return out
+            if type(message) in NEIGHBOURS:
+                self.neighbours.handle(event, now, out)
+                return out
+            if isinstance(message, HeartbeatSeen):
+                self.ring.ended |= {*message.finished}
+                self.neighbours.leave_out(message.finished, now, out)
+        elif isinstance(event, Asked):
             request = event.request
             if isinstance(request, Reduce) and not self.session.ended:
                 self.ring.ask(event.request_id, request, now, out)
                 return out
             if isinstance(request, NeighbourExchange) and not self.session.ended:
-                self.listens = not request.ordered
+                self.listens, self.sends_on = not request.ordered, True
                 self.neighbours.ask(event.request_id, request, now, out)
                 return out
             if isinstance(request, Cancel):

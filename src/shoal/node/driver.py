@@ -229,7 +229,9 @@ class Driver:
         return self._under_way() and not self._drivers
 
     def _under_way(self) -> bool:
-        return bool(self._futures) or self.machine.listens or bool(self.node.unsent())
+        machine = self.machine
+        unsent = machine.sends_on and bool(self.node.unsent())
+        return bool(self._futures) or machine.listens or unsent
 
     def _wake_next(self) -> None:
         """Let the thread that has slept longest drive next."""

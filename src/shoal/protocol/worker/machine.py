@@ -59,6 +59,7 @@ class WorkerMachine:
         self.clock = 0
         self.bytes_pulled = 0
         self.listens = False  # whether others send what no request waits for
+        self.sends_on = False  # whether bytes may be unsent that no request waits for
         self._in_flight = InFlight(self.options.credit_bytes)
         self._requests = PendingRequests()
         self._sender = Sender(

@@ -117,7 +117,7 @@ with shoal.init() as context:
     began = time.monotonic()
     for step in range(20):
         if context.rank == 1 and step == 5:
-            time.sleep(8)  # compute: one step of one worker takes long
+            time.sleep(8)  # stands for compute: one step is longer than the time-out
         optimizer.zero_grad()
         (model(torch.ones(8, 4)) - 1).square().mean().backward()
         optimizer.step()
@@ -146,8 +146,8 @@ with shoal.init() as context:
     client.create_table(shoal.TableSpec("w", 100, merge="sum", consistency=shoal.bsp()))
     for step in range(30):
         if context.rank == 2 and step == 10:
-            time.sleep(10)  # compute that takes too long
-        time.sleep(0.05 if context.rank == 2 else 0.01)
+            time.sleep(10)  # stands for compute that is longer than the time-out
+        time.sleep(0.05 if context.rank == 2 else 0.01)  # stands for compute: one worker is slow
         client.push_pull("w", torch.ones(100), advance=True).wait()
 """
 

@@ -94,7 +94,7 @@ def test_a_slow_link_has_no_sums_sent_again():
     assert max(sent) < 1.01 * needed
 
 
-def test_a_packet_takes_nobodys_place():
+def test_a_message_of_one_packet_delays_no_payload():
     """What is small fits between the packets of a payload: it does not put off what comes next."""
     options = NetworkOptions(delay_s=0.0, jitter_s=0.0, host_bandwidth=1000.0)
     for size in (100, 1460):

@@ -20,11 +20,16 @@ KINDS = list(product(("complete", "ring"), ("sync", "async")))
 SMALL = Access("sgd", {"lr": 0.05})
 
 
-@pytest.mark.parametrize("law", STRATEGY_LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize(("graph", "mode"), KINDS)
+# Out of order, parameters that are a step old halve the pace: that law has more steps below.
+LAWS = [
+    (graph, mode, law)
+    for (graph, mode), law in product(KINDS, STRATEGY_LAWS)
+    if law is not reaches_the_minimum or mode == "sync"
+]
+
+
+@pytest.mark.parametrize(("graph", "mode", "law"), LAWS)
 def test_a_law_holds(graph, mode, law):
-    if law is reaches_the_minimum and mode == "async":
-        pytest.skip("parameters that are a step old halve its pace: the next test")
     law(strategies["p2p"], graph=graph, mode=mode)
 
 

@@ -41,8 +41,8 @@ class ClientOptions(msgspec.Struct, frozen=True):
             for workers that live and compute (or evaluate, or save) has its time again. Below a
             second their word may come too late.
         on_timeout: "ask": as said. "wait": a request is asked about again, and fails only with the
-            run. "drop": the same, and exchanges with neighbours (`p2p`) go on without those that
-            are late; a scheduler with `--drop-after-s` drops workers that others wait for.
+            run. "drop": the same, and exchanges with neighbours (`p2p`) go on without late
+            neighbours; a scheduler with `--drop-after-s` drops workers that others wait for.
         rank: the rank to ask for, -1 for any.
         debug: detect writes to borrowed buffers (one checksum per push).
         abort_on_error: whether an error in the `with` block of the client, or in the script of

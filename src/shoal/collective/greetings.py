@@ -22,7 +22,7 @@ class Greetings:
         ring: identifies the ring's members.
 
     Attributes:
-        at: when those that have not been heard of are greeted again.
+        at: when neighbours that have not answered are greeted again.
     """
 
     def __init__(self, ring: int) -> None:
@@ -35,7 +35,7 @@ class Greetings:
         return neighbour in self._met
 
     def greet(self, neighbours: Iterable[NodeId], out: Effects) -> None:
-        """Greet those that have not been heard of."""
+        """Greet the neighbours that have not answered."""
         out.extend(Send(each, self._greeting) for each in neighbours if each not in self._met)
 
     def heard(self, neighbour: NodeId, message: Message, out: Effects) -> bool:
@@ -54,7 +54,7 @@ class Greetings:
             self.at = now + PROBE_S
 
     def tick(self, neighbours: list[NodeId], now: float, out: Effects) -> None:
-        """Greet again those that have not been heard of, if it is time."""
+        """Greet the neighbours that have not answered again, if it is time."""
         if now >= self.at:
             self.greet(neighbours, out)
             self.at = now + PROBE_S if any(each not in self._met for each in neighbours) else inf

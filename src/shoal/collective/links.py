@@ -111,7 +111,7 @@ class Link:
     # ------------------------------------------------------------------ to the neighbour
 
     def offer(self, values: Values, ordered: bool, now: float, out: Effects) -> None:
-        """Send this worker's newest version, after (`ordered`) or in place of those that wait."""
+        """Send this worker's newest version, after (`ordered`) or in place of waiting versions."""
         if not ordered:
             self._next.clear()
         self._next.append(values)

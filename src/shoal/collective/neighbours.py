@@ -35,7 +35,7 @@ class Neighbours:
         self._piece_bytes = piece_bytes
         self._late_s = late_s
         self._name = name
-        self._members: tuple[Member, ...] = ()  # by rank, without those that have left
+        self._members: tuple[Member, ...] = ()  # by rank, without finished workers
         self._left: set[str] = set()  # names of workers that have left, in this view or before
         self._graph = ""  # until the first exchange
         self._layout = Layout.of((), piece_bytes)
@@ -340,5 +340,5 @@ class NeighbourExchanges:
             each.tick(now, out)
 
     def waiting(self) -> list[tuple[str, str]]:
-        """(exchange, reason) of those that wait."""
+        """(exchange, reason) of each waiting exchange."""
         return [line for each in self._named.values() for line in each.waiting()]

@@ -89,7 +89,7 @@ class FaultTolerantRun(ResumableRun, frozen=True, kw_only=True, forbid_unknown_f
 
     on_worker_loss: Annotated[Literal["stop", "drop", "replace", "reassign"], option("Fault tolerance", "when a worker fails: stop the run; drop the worker; replace it by a new process; or drop it and have the others do its batches (reassign)")] = "stop"
     slow_workers: SlowWorkers = "wait"
-    on_timeout: Annotated[OnTimeout, option("Fault tolerance", "when a request has waited for others for --sync-timeout-s: wait for them; ask what is the matter, and fail if nobody answers in as much time again; or drop those workers (p2p: go on without them until they are back)")] = "ask"
+    on_timeout: Annotated[OnTimeout, option("Fault tolerance", "when a request has waited for others for --sync-timeout-s: wait for them; ask servers and workers, and fail without an answer in as much time again; or drop the late workers (p2p: go on without them until they are back)")] = "ask"
 
     def __post_init__(self) -> None:
         super().__post_init__()

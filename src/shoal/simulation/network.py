@@ -165,7 +165,7 @@ class Network:
         """Return how long a message takes at both hosts, behind what they send and receive.
 
         The receiver takes it as it comes: two hosts of one bandwidth take no longer than one. A
-        packet fits between others, and takes nobody's place.
+        message of one packet fits between the packets of a payload, and delays none.
         """
         source, target, _ = link
         takes_s = nbytes / self.options.host_bandwidth

@@ -48,7 +48,7 @@ class PeerToPeer(Strategy):
     With mode "sync" a worker mixes with the parameters of its own round, and is at most one batch
     ahead of its neighbours. On a complete graph that is synchronous SGD with the workers' mean
     gradient, as long as all have data. With mode "async" it mixes with parameters once they have
-    arrived, the newest of each neighbour, and waits for nobody (Tsitsiklis et al. 1986)::
+    arrived, the newest of each neighbour, without waiting (Tsitsiklis et al. 1986)::
 
         x_i <- x_i + sum_{j: x_j is new} (x_j - x_i) / (d + 1)
 
@@ -73,7 +73,7 @@ class PeerToPeer(Strategy):
     kept: ClassVar[str] = "on each worker, in no checkpoint"
     late: ClassVar[str] = (
         "late neighbours are waited for; drop: the others go on without them until they are back; "
-        "mode=async: nobody waits"
+        "mode=async: no worker waits"
     )
 
     def __init__(self, options: StrategyOptions) -> None:

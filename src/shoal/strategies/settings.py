@@ -157,7 +157,7 @@ class PeerToPeerSettings(StrategySettings, frozen=True, kw_only=True):
     """Settings of "p2p"."""
 
     graph: Annotated[Literal["complete", "ring"], setting("whose neighbours workers are: of all others, or of the next rank on either side")] = "complete"
-    mode: Annotated[Literal["sync", "async"], setting("async: mix with the newest that has come, and wait for nobody")] = "sync"
+    mode: Annotated[Literal["sync", "async"], setting("async: mix with the newest parameters that have arrived, without waiting")] = "sync"
 
 
 class StreamingDiLoCoSettings(StrategySettings, frozen=True, kw_only=True):

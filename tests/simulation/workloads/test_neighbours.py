@@ -105,7 +105,7 @@ def an_earlier_phase_counts():
 
 @contextmanager
 def death_is_not_noticed():
-    """A worker keeps its links to those that have died."""
+    """A worker keeps its links to dead workers."""
     right = Neighbours.adopt
 
     def adopt(self, view, now, out):

@@ -32,7 +32,7 @@ class Piece(Body, frozen=True, array_like=True, tag=True):
 
 
 class MissingPieces(Body, frozen=True, array_like=True, tag=True):
-    """These pieces have not arrived: send those that exist again. Without pieces, a greeting.
+    """These pieces have not arrived and are to be sent again. Without pieces, a greeting.
 
     probe: number of the `PieceProbe` that this answers; 0 for none
     """
@@ -45,7 +45,7 @@ class MissingPieces(Body, frozen=True, array_like=True, tag=True):
 
 
 class PieceProbe(Body, frozen=True, array_like=True, tag=True):
-    """Asks which pieces of an allreduce have not arrived; it comes behind those that were sent.
+    """Asks which pieces of an allreduce have not arrived; it comes behind sent pieces.
 
     probe: its number, among the sender's of this allreduce
     """
@@ -78,8 +78,8 @@ class NeighbourPiece(Body, frozen=True, array_like=True, tag=True):
         phase, round: version of the values; a later one is greater, phase first.
         piece: number of the piece.
         total: bytes of all values.
-        clocks: by rank, how many steps workers have taken, as far as the sender knows; FOREVER of
-            those that have taken their last one.
+        clocks: by rank, how many steps workers have taken, as far as the sender knows; FOREVER
+            after a worker's last one.
     """
 
     name: Name

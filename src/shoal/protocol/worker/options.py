@@ -15,7 +15,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
         sync_timeout_s: seconds until an urgent probe; the request fails after twice this time.
         on_timeout: "ask", as said; "wait" and "drop": it is probed, and does not fail. With "drop"
             the scheduler drops workers for which others wait so long, and an exchange with
-            neighbours goes on without those that are late.
+            neighbours goes on without late ones.
         probe_s: seconds until the first probe of an unanswered request; doubles with each probe.
         probe_max_s: largest time between probes.
         behind_s: seconds until a server with an older view is asked again.

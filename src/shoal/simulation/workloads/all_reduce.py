@@ -11,7 +11,7 @@ from shoal.protocol.requests import AwaitView, EnterBarrier, FinishWork, Reduce
 from shoal.protocol.views import NodeId
 from shoal.simulation.checkers.history import violated
 from shoal.simulation.node import Program, Sleep
-from shoal.simulation.workloads.peers import PeersScenario
+from shoal.simulation.workloads.peers import PeersScenario, add
 
 SUMS = 12
 SIZES = (1, 3, 40, 200, 700)  # elements
@@ -41,7 +41,7 @@ class RingScenario(PeersScenario):
         for number, size in enumerate(self.sizes):
             yield Sleep(random.choice([0.0, 0.0, 0.02, 0.4]) * random.random())
             tensor = self.values(rank, number)
-            outcome = yield Reduce(tensor.view(np.uint8).data, _add, _halve)
+            outcome = yield Reduce(tensor.view(np.uint8).data, add, _halve)
             if outcome.error is None:
                 self.summed[number, node] = tensor.copy()
             tensor.fill(-size)  # belongs to the caller again
@@ -64,11 +64,6 @@ class RingScenario(PeersScenario):
             if np.any(tensor != -len(tensor)):
                 raise violated("late", f"{tensor[:5]} landed in a tensor that was given back")
         super().check_end()
-
-
-def _add(into: memoryview, other: memoryview) -> None:
-    target = np.frombuffer(into, np.float32)
-    target += np.frombuffer(other, np.float32)
 
 
 def _halve(into: memoryview, workers: int) -> None:

@@ -25,7 +25,7 @@ from shoal.protocol.requests import (
 from shoal.protocol.views import FOREVER, NodeId
 from shoal.simulation.checkers.history import violated
 from shoal.simulation.node import Program, Sleep
-from shoal.simulation.workloads.peers import PeersScenario
+from shoal.simulation.workloads.peers import PeersScenario, add
 
 NAME = "values"
 PHASES = 2
@@ -72,7 +72,7 @@ class NeighboursScenario(PeersScenario):
             if not self.ordered and not (yield from self._until_all_have_sent(node, rank, phase)):
                 return
             together = np.ones(1, np.float32)
-            outcome = yield Reduce(together.view(np.uint8).data, _add)
+            outcome = yield Reduce(together.view(np.uint8).data, add)
             if outcome.error is not None:
                 self.failed[node] = outcome.error.message
                 return
@@ -153,10 +153,5 @@ def _code(rank: int, phase: int, number: int) -> float:
 
 
 def _decoded(code: float) -> Code:
-    who, number = divmod(int(code) - 1, 100)
-    return *divmod(who, PHASES), number
-
-
-def _add(into: memoryview, other: memoryview) -> None:
-    target = np.frombuffer(into, np.float32)
-    target += np.frombuffer(other, np.float32)
+    owner, number = divmod(int(code) - 1, 100)
+    return *divmod(owner, PHASES), number

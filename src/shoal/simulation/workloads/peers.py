@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from functools import partial
 from random import Random
 
+import numpy as np
+
 from shoal.collective.worker import CollectiveWorker
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.scheduler.journal import SchedulerOptions
@@ -94,3 +96,9 @@ class PeersScenario(ABC):
             if sim.alive and not sim.stopped:
                 waits = sim.machine.waiting() if isinstance(sim.machine, CollectiveWorker) else ""
                 raise violated("stuck", f"{node} did not end; {waits}")
+
+
+def add(into: memoryview, other: memoryview) -> None:
+    """into += other, of float32."""
+    target = np.frombuffer(into, np.float32)
+    target += np.frombuffer(other, np.float32)

@@ -54,7 +54,7 @@ from shoal.transport import Identity
 log = logging.getLogger("shoal.engine")
 
 RETURNS = 3  # restarts of a worker that was dropped because it was slow
-LATE_S = 20.0  # for restarted processes, after all others have ended
+LATE_S = 20.0  # after all others, for processes that may not know that the run has ended
 TELL_S = 5.0  # for the scheduler to take a death report; it may be restarting
 GRACE_S = 1.0  # after the first failure, for the others to report their errors
 KILLED_S = 4.0  # after a server was killed, for the scheduler to report the lost rows
@@ -184,6 +184,7 @@ class LocalEngine:
         spare: Collection[str] = (),
         given_up: Collection[str] = (),
         returning: Collection[str] = (),
+        lost: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """Wait for every process; raises for the first that did not end well.
 
@@ -191,13 +192,18 @@ class LocalEngine:
         spare:      processes that are started again when they die, unless that happens too often
         given_up:   processes that the run continues without when they die
         returning:  workers that are restarted after they were dropped because they were slow
+        lost:       at the run's end, the workers that it has gone on without: the code of one may
+                    never return, and it is killed then
         """
+        late: Collection[str] = ()
         failed: list[Exit] = []
         give_up_at = float("inf")
         while (self.running or self._restarts.waiting) and monotonic() < give_up_at:
             for name in self._restarts.due(monotonic()):
                 self.start(self._tasks[name])
             for each in self.exits(tick_s):
+                if each.name == "scheduler" and not each.code:
+                    late = lost()
                 if self._may_go(each, spare, given_up, returning):
                     continue
                 if each.code:
@@ -211,16 +217,22 @@ class LocalEngine:
             if given_up and {each.name for each in self._lost} >= {*given_up}:
                 failed = failed or [*self._lost]
                 give_up_at = min(give_up_at, monotonic() + GRACE_S)
-            if self._only_late_ones():
+            if self._only_late_ones(late):
                 give_up_at = min(give_up_at, monotonic() + LATE_S)
         if failed:
             raise self._cause(failed)
+        for name in sorted(self.running):
+            log.warning("%s has not ended %g s after all others, and is killed", name, LATE_S)
 
-    def _only_late_ones(self) -> bool:
-        """Whether the work is done and only restarted processes are left; they may not know it."""
+    def _only_late_ones(self, lost: Collection[str]) -> bool:
+        """Whether the work is done and only processes are left that may not know it.
+
+        They were restarted, or the run has gone on without them.
+        """
         names = self.running.keys()
         at_work = any(name.startswith("worker") for name in names) and "scheduler" in names
-        return not at_work and not self._restarts.waiting and names <= self._restarts.names
+        may_not_know = {*self._restarts.names, *lost}
+        return not at_work and not self._restarts.waiting and names <= may_not_know
 
     def _may_go(
         self,

@@ -13,6 +13,7 @@ from shoal.engines.options import FaultTolerantRun, ResumableRun
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost, UsageError
 from shoal.jobs.spec import load_run_job
 from shoal.jobs.trust import check_run
+from shoal.reports.events import read_events
 from shoal.storage.files import damaged
 from shoal.storage.run_folder import RunFolder
 
@@ -65,8 +66,13 @@ def join_run(
     spare += workers if run.on_worker_loss == "replace" else []
     given_up = workers if run.on_worker_loss in ("drop", "reassign") else ()
     returning = workers if run.slow_workers == "backup" else ()
+
+    def lost() -> set[str]:
+        events = read_events(engine.folder.events, torn=True)
+        return {event["name"] for event in events if event["kind"] == "lost"}
+
     with resumable(engine.folder, command, run, words, passed):
-        engine.join(tick, spare=spare, given_up=given_up, returning=returning)
+        engine.join(tick, spare=spare, given_up=given_up, returning=returning, lost=lost)
 
 
 def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bool = False) -> int:

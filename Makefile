@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 
 # Tests run on as many processes as there are cores, at most 8: those that start a cluster have
 # about five processes each. One thread for each test's torch: its others would only wait in turns.
-TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadgroup
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --dist loadgroup --durations 30
 
 .PHONY: demo test test-fast coverage lint types check clean venv
 .DEFAULT_GOAL := help

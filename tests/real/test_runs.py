@@ -282,7 +282,7 @@ def test_invalid_input_is_refused_with_what_to_do(tmp_path, monkeypatch):
             "drop",
             "--strategy",
             "allreduce",
-        ): "only stop when",
+        ): "on_worker_loss can be 'stop', not 'drop'",
         ("train", "digits", "--optimizer-option", "momentun=1"): "momentun",
         ("train", "nowhere.toml"): "no job file at nowhere.toml",
         ("train", "digits", "--model", "nn:nothing"): "nn",

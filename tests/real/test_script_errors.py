@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from shoal.apps.script import ScriptRun, run_script
 from shoal.cli import main
-from shoal.errors import NotFinite, ProcessDied
+from shoal.errors import InvalidValue, NotFinite, ProcessDied
 
 pytestmark = pytest.mark.real
 
@@ -81,6 +81,20 @@ def test_with_drop_an_exception_is_a_loss_like_any_other(tmp_path, caplog, fail,
     [lost] = [each.message for each in caplog.records if "is lost" in each.message]
     assert lost.startswith("worker-1 is lost, and the run goes on without it: ")
     assert "script.py" in lost
+
+
+def test_a_strategy_that_cannot_go_on_without_a_lost_worker_is_refused_at_the_start(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        """import shoal, torch
+shoal.init()
+model = torch.nn.Linear(1, 1)
+shoal.Optimizer(torch.optim.SGD(model.parameters()), strategy="allreduce")
+"""
+    )
+    how = ScriptRun(workers=2, on_worker_loss="replace", out=str(tmp_path / "runs"))
+    with pytest.raises(InvalidValue, match=r"'allreduce' .* can be 'stop', not 'replace'"):
+        run_script(path, [], how)
 
 
 def test_where_all_workers_fail_the_first_ones_error_ends_the_run(tmp_path):

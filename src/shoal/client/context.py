@@ -23,6 +23,7 @@ class Context:
         tables_before: tables of the run when this worker joined, if it replaces one that has failed
             and continues at its clock; none for other workers.
         resumed_at: clock of the checkpoint from which the run was resumed; 0 for a new run.
+        on_worker_loss: what the run does when a worker is lost, as `shoal run --on-worker-loss`.
         began_at: the number of this worker's first step: `resumed_at`, and further where it
             replaces a worker that has failed.
         resumed_tables: names of the tables that the checkpoint has restored.
@@ -45,6 +46,7 @@ class Context:
     models: int = 0
     embeddings: WeakSet[Any] = field(default_factory=WeakSet)
     began_at: int = 0
+    on_worker_loss: str = "stop"
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False
 

@@ -107,10 +107,11 @@ def init(
     elif not address:
         engine = cluster_here(servers=count, workers=1, token=secret, **code)
         address = engine.address("scheduler")
+    on_worker_loss = env.get("SHOAL_ON_WORKER_LOSS", "stop")
     options = ClientOptions(
         token=secret,
         rank=wish,
-        abort_on_error=env.get("SHOAL_ON_WORKER_LOSS", "stop") == "stop",
+        abort_on_error=on_worker_loss == "stop",
         init_timeout_s=init_timeout_s,
         sync_timeout_s=sync_timeout_s,
         on_timeout=on_timeout or cast(OnTimeout, env.get("SHOAL_ON_TIMEOUT", "ask")),
@@ -129,6 +130,7 @@ def init(
     before = frozenset(spec.name for spec in client.view.tables) if client.clock else frozenset()
     context = Context(client.rank, client.world_size, client, passed, tables, before)
     context.began_at = passed + client.clock
+    context.on_worker_loss = on_worker_loss
     if engine is not None:
         context.at_close(engine.finish)
     set_current(context)

@@ -62,7 +62,8 @@ class Optimizer(torch.optim.Optimizer):
 
     Raises:
         UnknownName: no such strategy or setting, or an optimizer that servers do not have.
-        InvalidValue: a hyper-parameter that servers do not have, or a value out of range.
+        InvalidValue: a hyper-parameter that servers do not have, or a value out of range; or the
+            run goes on without lost or late workers, and the strategy cannot.
         UsageError: `shoal.init()` was not called, or the checkpoint lacks the parameters.
 
     Example:
@@ -128,6 +129,7 @@ class Optimizer(torch.optim.Optimizer):
         else:
             methods = {buffer: make(access) for buffer, access in of_buffers.items()}
             self._state = StateOnServers(inner, self._model, made, methods)
+        made.check_losses(self._context.on_worker_loss, self._context.client.options.on_timeout)
         self._context.client.drive(self._begin())
         self._settings = self._present_settings()
         self._version = self._model.version
@@ -146,11 +148,10 @@ class Optimizer(torch.optim.Optimizer):
 
     def _writer(self, tables: Iterable[str]) -> int:
         """The rank with which this worker begins: 0 writes its parameters, -1 never writes."""
-        context, tables = self._context, list(tables)
-        group = context.client.options.group
-        if any(context.client.table(name).group != group for name in tables):
+        context, client, tables = self._context, self._context.client, list(tables)
+        if any(client.table(name).group != client.options.group for name in tables):
             return -1  # another group trains these tables
-        if any(context.client.table(name).name in context.tables_before for name in tables):
+        if any(client.table(name).name in context.tables_before for name in tables):
             return -1  # this worker replaces another, and they are trained already
         if not context.resumed_at:
             return context.rank
@@ -239,15 +240,14 @@ class Optimizer(torch.optim.Optimizer):
             raise UsageError(
                 f"{type(self._inner).__name__} evaluates the loss: give step a closure"
             )
-        client = self._context.client
+        drive = self._context.client.drive
 
         def averaged() -> float:
             loss = torch.as_tensor(closure()).detach().to(torch.float64, copy=True)
             self._model.attach_grads()
             with torch.no_grad():
-                total = client.drive(self._strategy.average(weight))
-                loss *= weight
-                client.drive(_mean(loss))
+                total = drive(self._strategy.average(weight))
+                drive(_mean(loss.mul_(weight)))
             return float(loss) / total if total else float(loss)
 
         with torch.enable_grad():

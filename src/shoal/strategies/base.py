@@ -163,6 +163,30 @@ class Strategy(ABC):
         """Whether the parameters are in tables on servers, with these settings."""
         return cls.uses_servers
 
+    def check_losses(self, on_worker_loss: str, on_timeout: str) -> None:
+        """Refuse what workers without servers cannot do when one of them is lost or late.
+
+        Args:
+            on_worker_loss: "stop", "drop", "replace" or "reassign", as `--on-worker-loss`.
+            on_timeout: "wait", "ask" or "drop", as `--on-timeout`.
+
+        Raises:
+            InvalidValue: the strategy cannot do that.
+        """
+        if self.uses_servers:
+            return
+        possible = ("stop", "drop") if self.bears_losses else ("stop",)
+        if on_worker_loss not in possible:
+            raise InvalidValue(
+                f"strategy {self.name!r} has its parameters on workers: on_worker_loss can be "
+                f"{' or '.join(map(repr, possible))}, not {on_worker_loss!r}"
+            )
+        if on_timeout == "drop" and not self.bears_losses:
+            raise InvalidValue(
+                f"strategy {self.name!r} sums over all workers and cannot go on without one: "
+                "on_timeout can be 'wait' or 'ask', not 'drop'"
+            )
+
     @abstractmethod
     def tables(self, model: Model) -> list[TableSpec]:
         """The tables for the model's parameters; none without servers."""

@@ -22,7 +22,6 @@ def check_job(job: JobSpec) -> None:
             f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
             f"{job.redundancy} (these can: {usable})"
         )
-    losses = ("stop", "drop") if traits.bears_losses else ("stop",)
     for asked, what in (
         (job.saves or job.resume, "has no servers to write checkpoints"),
         (
@@ -30,16 +29,8 @@ def check_job(job: JobSpec) -> None:
             "has no servers to measure how long workers are waited for",
         ),
         (
-            job.on_timeout == "drop" and not traits.bears_losses,
-            "sums over all workers and cannot go on without one",
-        ),
-        (
             job.collective == "gloo" and job.on_worker_loss != "stop",
             "sums by torch.distributed, which bears no loss: leave out --collective gloo",
-        ),
-        (
-            job.on_worker_loss not in losses,
-            f"has its parameters on workers, and can only {' or '.join(losses)} when one is lost",
         ),
     ):
         if asked and not job.uses_servers:
@@ -50,6 +41,7 @@ def check_job(job: JobSpec) -> None:
             "does not resume: begin a new run, with --init RUN/model.safetensors"
         )
     strategy = traits(job.strategy_options(updates=1))
+    strategy.check_losses(job.on_worker_loss, job.on_timeout)
     settings = strategy.settings
     if job.on_worker_loss == "reassign" and (
         traits.on_workers or traits.repeats or getattr(settings, "quorum", False)

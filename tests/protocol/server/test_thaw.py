@@ -132,6 +132,35 @@ def test_a_promise_of_a_later_view_is_not_taken_back_by_refusals_of_an_earlier_o
     assert frozen(chain) == [True, True, True]
 
 
+def test_a_server_of_no_view_is_not_answered(rigs):
+    chain = three(rigs)
+    chain.receive(0, "server-9", RefuseView((1 << 40, 1), VIEW))
+    freeze(chain, 0)
+    assert not [each for each in chain.under_way if each.to == "server-9"]
+
+
+def test_a_server_that_others_do_not_know_yet_hands_over_the_view_that_has_it(rigs):
+    """The third server is in 1.3, which the others have not adopted; all have promised 1.4."""
+    chain = three(rigs)
+    [[shard]] = chain.view.placements
+    placements = ((replace(shard, chain=shard.chain[:2]),),)
+    first = successor(chain, (1, 2), servers=chain.view.servers[:2], placements=placements)
+    for rank in (0, 1):
+        chain.receive(rank, SCHEDULER, NewView(first))
+    latest = successor(chain, (1, 3))
+    chain.receive(2, SCHEDULER, NewView(latest))
+    for rank in range(3):
+        freeze(chain, rank, (1, 4))
+    for now in (AWAY_S, 2 * AWAY_S, 3 * AWAY_S):
+        chain.tick(2, now)
+        chain.deliver()
+        for rank in (0, 1):
+            chain.tick(rank, now)
+        chain.deliver()
+    assert views(chain) == [latest.id] * 3
+    assert frozen(chain) == [False, False, False]
+
+
 def test_a_former_answer_does_not_count(chain):
     chain.tick(0, AWAY_S)
     for rank in (1, 2):

@@ -16,8 +16,9 @@ from __future__ import annotations
 from math import inf
 
 from shoal.protocol.machine import Effects, EventTime, Note, Send
-from shoal.protocol.messages import NewView, RefuseView, ViewRefused
+from shoal.protocol.messages import Message, NewView, RefuseView, ViewRefused
 from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.request_handler import declined
 from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 
@@ -67,12 +68,14 @@ class Thaw:
         if view is None or self._time.now < self.wakes_at():
             return
         self._again_at = self._time.now + self._session.options.resend_s
-        if self._asked != promised:
+        messages: list[Message] = [RefuseView(promised, view.id)]
+        if self._asked == promised:  # those without an answer may not know this server yet
+            messages.insert(0, NewView(view))
+        else:
             self._asked = promised
             self._refused_by.clear()
         self._admission.refuse(promised)
-        question = RefuseView(promised, view.id)
-        out.extend(Send(node, question) for node in self._awaited(view))
+        out.extend(Send(node, each) for node in self._awaited(view) for each in messages)
 
     def _awaited(self, view: View) -> list[NodeId]:
         me = self._session.me
@@ -93,6 +96,10 @@ class Thaw:
 
     def asked(self, sender: NodeId, message: RefuseView, out: Effects) -> None:
         """Refuse a view, unless this server has adopted it; hand over a newer view."""
+        known = self._view.servers if self._view is not None else ()
+        if not any(member.id == sender for member in known):
+            out.append(declined("stranger", sender, "RefuseView"))
+            return
         here = self._session.view_id
         if self._session.view is not None and here > message.adopted:
             out.append(Send(sender, NewView(self._session.view)))

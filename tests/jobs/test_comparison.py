@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidValue, UnknownName
-from shoal.jobs.comparison import Comparison, comparison_from, dump_comparison
+from shoal.jobs.comparison import Comparison, comparison_from, comparison_of, dump_comparison
 from shoal.jobs.spec import load_job
 
 
@@ -36,6 +36,22 @@ def test_an_axis_is_left_out_for_strategies_that_do_not_have_it():
     easgd = [cell for cell in cells if "easgd" in cell.name]
     assert len(easgd) == 8
     assert easgd[-1].job(0, "").set == {"tau": 16, "beta": 0.9}
+
+
+def test_an_axis_of_servers_is_left_out_where_the_settings_need_none():
+    grid = {"servers": [1, 2], "set": {"exchange": ["servers", "allreduce"]}}
+    cells = comparison_of({"job": {"strategy": "diloco"}, "grid": grid}).cells()
+    assert [cell.name for cell in cells] == [
+        "diloco servers=1 exchange=servers",
+        "diloco exchange=allreduce",
+        "diloco servers=2 exchange=servers",
+    ]
+
+
+@pytest.mark.parametrize("field", [{"pace": "1,2"}, {"jitter": 0.5}, {"batch_s": 3.0}])
+def test_simulated_time_is_refused_for_real_processes(field):
+    with pytest.raises(InvalidValue, match=f"{next(iter(field))}: real processes .*--simulated"):
+        comparison_of({"simulation": field})
 
 
 def test_settings_with_commas_between_them_have_the_same_value():
@@ -125,7 +141,14 @@ def test_options_go_before_the_file():
     file = {"job": {"workers": 4, "epochs": 1}, "grid": {"lr": [0.1], "set": {"tau": [1]}}}
     made = comparison_from(
         file,
-        {"workers": [2, 3], "set": {"beta": [0.5]}, "seeds": 2, "pace": "1,2", "epochs": 5},
+        {
+            "workers": [2, 3],
+            "set": {"beta": [0.5]},
+            "seeds": 2,
+            "pace": "1,2",
+            "epochs": 5,
+            "simulated": True,
+        },
     )
     assert made.grid == {"lr": [0.1], "set": {"tau": [1], "beta": [0.5]}, "workers": [2, 3], "epochs": 5}  # noqa: E501  # fmt: skip
     assert made.job == {}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shoal.errors import Refused, RoundClosed
+from shoal.errors import RoundClosed, UnknownName
 from shoal.protocol.machine import Outcome
 from shoal.simulation.network import Network, NetworkOptions
 from shoal.simulation.training import raising
@@ -34,7 +34,7 @@ def test_batches_may_take_different_times():
 
 
 def test_an_error_of_a_worker_is_raised():
-    with pytest.raises(Refused, match="unknown access method 'not_there'"):
+    with pytest.raises(UnknownName, match="unknown access method 'not_there'"):
         train("sync", around(2, 2), access=Access("not_there"))
 
 

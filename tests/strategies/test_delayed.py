@@ -1,5 +1,6 @@
 """Strategies with delays: what they equal at neutral values, and delayed SGD as a loop."""
 
+import pytest
 import torch
 
 from tests.strategies.problems import SCALES, around, train
@@ -99,3 +100,10 @@ def test_double_buffering_exchanges_while_it_computes():
         for name in ("sync", "double_buffering")
     )
     assert overlapped < 0.8 * plain
+
+
+@pytest.mark.parametrize("counts", [[6, 0], [6, 4, 0]])
+def test_double_buffering_keeps_workers_without_data_in_step(counts):
+    batches = [own[:count] for own, count in zip(around(len(counts), 6), counts, strict=True)]
+    workers = train("double_buffering", batches, epochs=3)
+    assert len({len(worker.results) for worker in workers}) == 1

@@ -157,16 +157,18 @@ def test_what_comes_late_goes_into_the_present_round():
     assert workers[2].strategy.clock >= workers[0].strategy.clock - 4
 
 
-def test_a_displacement_weighs_less_by_the_rounds_that_it_is_late():
+def test_a_displacement_counts_less_by_the_rounds_that_it_is_late():
+    """Also where it is alone in its round, whose mean no weight changes."""
     made = strategies["diloco"](
         StrategyOptions(workers=4, settings={"mode": "async", "staleness_power": 0.5})
     )
-    made._ops, made.clock = type("Ops", (), {"pulls": ()}), 2
+    made._moved, made.clock = {"x": torch.tensor([4.0, -2.0])}, 2
     asking = made._round_for(32.0)
     next(asking)
     with pytest.raises(StopIteration) as found:
         asking.send(Outcome(clock_min=5))
-    assert found.value.value == (5, 16.0)
+    assert found.value.value == (5, 32.0)
+    assert made._moved["x"].tolist() == [2.0, -1.0]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 import pytest
 
+from shoal.strategies import strategies
 from shoal.strategies.base import StepResult, Strategy, StrategyOptions
-from shoal.strategies.loop import train_program
+from shoal.strategies.loop import _over, _Skipped, train_program
+from tests.strategies.problems import around, train
 
 
 class Counting(Strategy):
@@ -104,3 +106,61 @@ def test_rounds_of_several_epochs():
     for clock in range(1, whole.clock + 1):
         resumed = run(PERIODS["every epoch"], 5, 5, passed=clock, last_epochs={1})
         assert [b for _, b in resumed.taken] == [b for at, b in whole.taken if at >= clock]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("asgd", {}),
+        ("downpour", {"n_push": 4, "n_fetch": 2}),
+        ("easgd", {"tau": 4}),
+        ("model_averaging", {"tau": 4}),
+        ("streaming_diloco", {"tau": 4, "fragments": 2}),
+        ("double_buffering", {}),
+    ],
+)
+def test_what_is_left_out_is_what_was_done(monkeypatch, name, settings):
+    """At every clock of three epochs of ten batches, by the strategy's own exchanges."""
+    done = [0]  # by clock
+
+    class Noting(strategies[name]):
+        def _noted(self, program, batches):
+            value, result = None, None
+            while result is None:
+                try:
+                    request = program.send(value)
+                except StopIteration as stop:
+                    result = stop
+                    continue
+                asked = getattr(request, "request", request)
+                if getattr(asked, "advance", False) and not asked.last:
+                    done.append(batches())
+                value = yield request
+            return result.value
+
+        def step(self, model, batch):
+            self.batches = getattr(self, "batches", 0) + (batch is not None)
+            return (yield from self._noted(super().step(model, batch), lambda: self.batches))
+
+        def flush(self, model):
+            return (yield from self._noted(super().flush(model), lambda: self.batches))
+
+    monkeypatch.setitem(strategies._known, "noting", Noting)
+    [worker] = train("noting", around(1, 10, spread=1.0), epochs=3, **settings)
+    clocks = [clock for clock in range(1, len(done)) if done[clock] < 30]
+    assert len(clocks) > 5
+    for clock in clocks:
+        skipped, out = _Skipped(worker.strategy, _over(worker.strategy, 0, clock, None), 10), 0
+        for epoch in range(3):
+            skipped.begin_epoch(epoch)
+            out += sum([skipped.skips() for _ in range(10)])
+            if skipped.clocks:
+                skipped.end_epoch(epoch)
+        assert out == done[clock], clock
+
+
+def test_a_worker_that_had_fewer_batches_leaves_out_no_more_than_those():
+    strategy = strategies["downpour"](StrategyOptions(settings={"n_push": 4}))
+    assert _over(strategy, 0, 3, None) == 12
+    assert _over(strategy, 0, 3, 10) == 10
+    assert _over(strategy, 2, 3, 10) == 18  # and those since

@@ -135,7 +135,13 @@ class Trained(PeersScenario):
         batch_s = 2.0 if rank == self.slow else 0.05
         self.runs.append(SimulatedWorker(*made, batch_s=lambda _: batch_s * random.random()))
         client = SimulatedClient(self.world, machine)
-        return worker_program(client, self.runs[-1], rank, self.errors)
+        return self._noting(worker_program(client, self.runs[-1], rank))
+
+    def _noting(self, program):
+        try:
+            yield from program
+        except RingBroken as error:
+            self.errors.append(error)
 
 
 def test_it_ends_at_the_minimum_whatever_happens_between_the_workers():
@@ -145,7 +151,6 @@ def test_it_ends_at_the_minimum_whatever_happens_between_the_workers():
         run.run()
         if run.errors:  # one was lost while the others got the first parameters
             assert run.victim, seed
-            assert {type(each) for each in run.errors} == {RingBroken}, seed
             continue
         ended = [each for each in run.runs if each.ended_s >= 0]
         assert len(ended) >= run.workers - bool(run.victim)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from shoal.cli.group import (
     EXIT_FAILED,
+    EXIT_USAGE,
     as_json,
     ended_by_signals,
     given,
@@ -87,6 +88,9 @@ def compare(
         check_run(folder.path, trust)
         _check_code(folder.comparison, wanted, trust)
         folders = search_path(_data_dir(wanted), os.environ)
+    elif not given().keys() - {"as_json"}:
+        click.echo(click.get_current_context().get_help())
+        raise click.exceptions.Exit(EXIT_USAGE)
     else:
         wanted = _comparison(comparison, given(), trust)
         folders = search_path(_data_dir(wanted), os.environ)

@@ -28,6 +28,7 @@ AXES = (
 )
 RUNS_MAX = 10_000
 FOLDER_LENGTH = 100
+OF_SERVERS = ("servers", "replicas")  # axes that say nothing of a cell without any
 WEIGHTS = ("model", "layers", "init", "dtype")  # fields that decide about a model's first weights
 Values = Mapping[str, Any]
 
@@ -88,6 +89,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     measured: dict[str, float] = {}
     # fmt: on
 
+    def __post_init__(self) -> None:
+        if not self.simulated and self.simulation != SimulatedTime():
+            usual = msgspec.structs.asdict(SimulatedTime())
+            given = msgspec.structs.asdict(self.simulation)
+            names = ", ".join(name for name in usual if given[name] != usual[name])
+            raise InvalidValue(f"{names}: real processes take their own time; add --simulated")
+
     def code(self) -> Iterator[dict[str, str]]:
         """What may name code, one value at a time; before any is imported."""
         for fields in (self.job, self.grid, *self.strategies.values()):
@@ -126,7 +134,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             own = own_axes(axes, name)
             for chosen in product(*own.values()):
                 cell = self._cell(name, dict(zip(own, chosen, strict=True)), own, common)
-                if cell.name in cells:
+                if cells.get(cell.name, cell) != cell:
                     raise InvalidValue(f"two cells have the name {cell.name!r}: rename one's class")
                 cells[cell.name] = cell
         if len(cells) * self.seeds > RUNS_MAX:
@@ -144,10 +152,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             **{each.removeprefix(SET): fields.pop(each) for each in kept if each.startswith(SET)},
             **_table(f"strategies.{name}.set", fields.pop("set", {})),
         }
+        for axis, value in values.items():
+            settings |= dict.fromkeys(settings_of(axis, name), value)
+        if not strategies[name].with_servers(settings):
+            values = {axis: each for axis, each in values.items() if axis not in OF_SERVERS}
         shown = [strategy_label(name)]
         for axis, value in values.items():
             varied = settings_of(axis, name)
-            settings |= dict.fromkeys(varied, value)
             if not varied and axis != BANDWIDTH:
                 fields[axis] = value
             if len(axes[axis]) > 1:
@@ -234,8 +245,7 @@ def applies(axis: str, strategy: str) -> bool:
     return {
         "staleness": strategy == "ssp",
         "apply_at": strategy == "ssp",
-        "servers": kind.uses_servers,
-        "replicas": kind.uses_servers,
+        **dict.fromkeys(OF_SERVERS, kind.uses_servers),
         "redundancy": kind.takes_copies,
     }.get(axis, True)
 

@@ -212,8 +212,9 @@ def _sweeps(cells: Sequence[CellRuns], threshold: float) -> list[Figure]:
         label = axis.removeprefix("set.").partition(",")[0]
         for measure in MEASURES:
             traces = [
-                {"name": others, "mode": "lines+markers", "meta": {"cell": number}, **points}
-                for number, (others, line) in enumerate(lines.items())
+                {"name": others, "mode": "lines+markers", "meta": {"cell": first}, **points}
+                for others, line in lines.items()
+                for first in (next(n for n, cell in enumerate(cells) if cell is line[0][1]),)
                 if (points := _points(line, measure, threshold))
             ]
             found.append(

@@ -115,7 +115,7 @@ def page_of_comparison(compared: ComparedRuns) -> Page:
     ]
     warnings = compared.unlike_weights()
     if not warnings and runs:
-        facts.append("All runs of a seed began with the same weights, bit for bit.")
+        facts.append("All runs of a seed and a model began with the same weights, bit for bit.")
     if missing := len(compared.cells) * comparison.seeds - runs:
         have = "1 run has" if missing == 1 else f"{missing} runs have"
         warnings.append(f"{have} not ended: shoal compare --resume {path}")

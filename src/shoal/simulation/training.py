@@ -19,7 +19,7 @@ from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue, ShoalError
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import SCHEDULER
-from shoal.protocol.requests import AwaitView, FinishWork
+from shoal.protocol.requests import AwaitView, DeclareTable, FinishWork, Start
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.machine import ServerMachine
@@ -33,6 +33,7 @@ from shoal.strategies import StepResult, Strategy, train_program
 from shoal.strategies.base import Model, Program
 from shoal.strategies.loop import Batches, Hooks
 from shoal.tables.dense.shard import DenseShard
+from shoal.tables.opening import checked
 
 LIMIT_S = 1e6  # of simulated time
 STALLED = 1_000_000  # events without a step of any worker
@@ -146,7 +147,6 @@ def simulate_training(
     for rank in range(servers):
         session = Session(f"server-{rank}", "server", rank=rank)
         world.add(session.me, ServerMachine(session, DenseShard))
-    failed: list[ShoalError] = []
     rounds = 0
     if any(worker.strategy.repeats for worker in workers):  # only these go by it without a resume
         rounds = max(sum(1 for _ in worker.batches.epoch(0)) for worker in workers)
@@ -155,17 +155,17 @@ def simulate_training(
         session.announce(f"sim://{session.me}")
         machine = CollectiveWorker(session, PATIENT)
         client = SimulatedClient(world, machine)
-        program = worker_program(client, worker, rank, failed, max_steps, rounds)
+        program = worker_program(client, worker, rank, max_steps, rounds)
         world.add(session.me, machine, program)
     progress = -1
-    while not failed and progress < (taken := sum(len(worker.results) for worker in workers)):
+    while progress < (taken := sum(len(worker.results) for worker in workers)):
         progress, most = taken, world.events + STALLED
         world.run(LIMIT_S, most)
         if world.events < most:
             break
-    for error in (*failed, *(sim.error for sim in world.nodes.values())):
-        if error is not None:
-            raise error
+    for sim in world.nodes.values():
+        if sim.error is not None:
+            raise sim.error
     if any(worker.ended_s < 0 for worker in workers):
         raise InvalidValue(
             f"the simulated run has not ended after {world.now:g} s: no worker takes a step"
@@ -177,11 +177,10 @@ def worker_program(
     client: SimulatedClient,
     worker: SimulatedWorker,
     rank: int,
-    failed: list[ShoalError],
     max_steps: int = 0,
     rounds: int = 0,
 ) -> Program:
-    """What a worker does in a simulated run; its error is added to `failed`."""
+    """What a worker does in a simulated run, which its error ends."""
     yield AwaitView()
     client.begin()
     hooks = _Recorded(worker, client)
@@ -190,11 +189,7 @@ def worker_program(
         *(timed, timed.model, worker.batches, worker.epochs, rank, hooks, max_steps),
         rounds=rounds,
     )
-    try:
-        worker.steps = yield from raising(training)
-    except ShoalError as error:
-        failed.append(error)
-        return
+    worker.steps = yield from raising(training)
     client.end()
     worker.ended_s = client.now
     yield FinishWork()
@@ -289,8 +284,11 @@ def raising(program: Program) -> Program:
             request = program.throw(error) if error is not None else program.send(value)
         except StopIteration as stop:
             return stop.value
-        if isinstance(request, AllReduce):
-            request = prepared(request)
+        match request:
+            case AllReduce():
+                request = prepared(request)
+            case DeclareTable(spec) | Start(DeclareTable(spec)):
+                checked(spec)
         value, error = (yield request), None
         if isinstance(value, Outcome):
             error = value.error

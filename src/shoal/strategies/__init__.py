@@ -9,6 +9,7 @@ from shoal.strategies.loop import leased_program, train_program
 from . import (  # noqa: F401  (they register themselves)
     allreduce,
     delayed,
+    diloco,
     elastic,
     local_updates,
     p2p,

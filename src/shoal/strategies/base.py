@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, UsageError
 from shoal.factories import load
 from shoal.keys import KeyRange
 from shoal.protocol.requests import EnterBarrier, Exchange, PullOp, PushOp
@@ -125,7 +125,7 @@ class Strategy(ABC):
             continues with weight 0, and evaluations after an exchange are equal on all workers.
         uses_servers: whether the parameters are in tables on servers.
         takes_copies: whether workers' data may overlap (`--redundancy`).
-        idle_rounds: rounds of workers in step without any weight at the end of an epoch.
+        idle_rounds: rounds of workers in step without batches at the end of an epoch.
         resumes: whether a run can continue from a checkpoint.
         repeats: whether each `redundancy` workers of consecutive ranks have the same batches.
         bears_losses: whether workers without servers go on without one that is lost.
@@ -143,7 +143,7 @@ class Strategy(ABC):
     in_step: ClassVar[bool] = False
     uses_servers: bool = True
     takes_copies: ClassVar[bool] = False
-    idle_rounds: ClassVar[int] = 1
+    idle_rounds: int = 1
     resumes: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
     bears_losses: ClassVar[bool] = False
@@ -209,9 +209,20 @@ class Strategy(ABC):
         """The number of batches between the exchanges of `clock` and the next; 0: an epoch's."""
         return 1
 
+    def batches_at(self, clock: int) -> int:
+        """The batches of a worker that has come to `clock`, where workers are not in step."""
+        return clock * self.period(0)
+
     def exchanges_after(self, epoch: int) -> bool:
         """Whether workers in step exchange what is left at the end of an epoch."""
         return True
+
+    def spread(self, model: Model, writes: bool) -> Program:
+        """Replace all workers' parameters, and those in tables, by those of the one that `writes`.
+
+        Only strategies with `on_workers` are asked, by `shoal.Optimizer.load_state_dict`.
+        """
+        raise UsageError(f"strategy {self.name!r} has no `spread`: its state cannot be replaced")
 
     def flush(self, model: Model) -> Program:
         """Exchange what is left of the last `period`, at the end of an epoch."""
@@ -248,6 +259,8 @@ class StrategyRegistry(Registry[type[Strategy]]):
         found = load(name)
         if not isinstance(found, type) or not issubclass(found, Strategy):
             raise InvalidValue(f"{name} is no strategy: a class that inherits from Strategy")
+        if not getattr(found, "name", ""):
+            raise InvalidValue(f'{name} has no name: give the class one, such as name = "mine"')
         return found
 
 

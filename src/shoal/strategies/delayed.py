@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +29,7 @@ from shoal.strategies.settings import (
     StrategySettings,
 )
 from shoal.tables.consistency import asp, bsp
+from shoal.tables.schedules import schedule_lr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +67,7 @@ class Downpour(ServerStrategy):
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
         self._accrued: dict[str, Tensor] = {}
+        self._schedules: dict[str, Callable[[int], float]] = {}
         self._steps = 0
 
     def period(self, clock: int) -> int:
@@ -74,6 +76,9 @@ class Downpour(ServerStrategy):
     def _bind(self, model: Model) -> None:
         import torch
 
+        for buffer in model.grads:
+            options = self.options.access_of(buffer).options
+            self._schedules[buffer] = schedule_lr({"lr": 0.0, **options})
         self._accrued = {buffer: torch.zeros_like(each) for buffer, each in model.grads.items()}
         self._ops = TableOps(model, self.options.prefix, self._accrued)
 
@@ -109,8 +114,9 @@ class Downpour(ServerStrategy):
     def _rate(self, buffer: str) -> float:
         if self.settings.local_lr >= 0:
             return float(self.settings.local_lr)
-        usual = self.options.access_of(buffer).options.get("lr", 0.0)
-        return float(self.rates.get(buffer, usual))
+        if buffer in self.rates:
+            return self.rates[buffer]
+        return self._schedules[buffer](self.clock * self.options.workers)  # pushes of all
 
 
 class DelayCompensated(ServerStrategy):
@@ -200,7 +206,7 @@ class DoubleBuffering(ServerStrategy):
     name: ClassVar[str] = "double_buffering"
     summary: ClassVar[str] = "synchronous SGD that exchanges while it computes, a step late"
     in_step: ClassVar[bool] = True
-    idle_rounds: ClassVar[int] = 2
+    idle_rounds: int = 2
     source: ClassVar[str] = "Langford et al. 2009, section 3"
     kept: ClassVar[str] = (
         "in the tables, and the parameters before on each worker; checkpoints have both"
@@ -242,9 +248,10 @@ class DoubleBuffering(ServerStrategy):
         return StepResult(loss, weight, others)
 
     def _await(self, model: Model) -> Generator[Any, Any, float]:
-        """End the exchange that is under way, and take its parameters; return the round's weight.
+        """End the exchange that is under way, and take its parameters.
 
-        Before the first one there is a weight: nobody has come to an end.
+        Returns:
+            The round's weight; 1 where none is under way, so that the epoch goes on.
         """
         weight = 1.0
         if self._ticket is not None:
@@ -254,7 +261,7 @@ class DoubleBuffering(ServerStrategy):
             values.copy_(self._fresh[buffer])
         return weight
 
-    def settle(self, model: Model) -> Program:
+    def flush(self, model: Model) -> Program:
         yield from self._await(model)
 
     def end(self, model: Model) -> Program:
@@ -265,7 +272,8 @@ class DoubleBuffering(ServerStrategy):
         return {"values": self._values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._values = state["values"]
+        for buffer, values in state["values"].items():  # in place, where they are the model's
+            self._values.setdefault(buffer, values).copy_(values)
 
 
 for each in (Downpour, DelayCompensated, DoubleBuffering):

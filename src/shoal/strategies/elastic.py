@@ -12,7 +12,6 @@ once, also if it is sent again or a server dies.
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -84,6 +83,9 @@ class EASGD(Strategy):
     def period(self, clock: int) -> int:
         return int(self.settings.tau)
 
+    def batches_at(self, clock: int) -> int:
+        return max(0, (clock - 1) * self.period(0) + 1)  # they meet in the first step of a period
+
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         import torch
 
@@ -109,8 +111,12 @@ class EASGD(Strategy):
             yield from self._meet(model)
         self._steps += 1
         if weight:
-            self._inner.step(self.rates)
+            self._update(model)
         return StepResult(loss, weight)
+
+    def _update(self, model: Model) -> None:
+        """Update the worker's parameters from its gradients."""
+        self._inner.step(self.rates)
 
     def _meet(self, model: Model) -> Program:
         """Pull the centre; then move both towards each other."""
@@ -134,13 +140,22 @@ class EASGD(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._inner.load_state_dict(state)
-        self._values, self._steps = state["values"], int(state["steps"])
+        self._steps = int(state["steps"])
+        for buffer, values in state["values"].items():  # in place, where they are the model's
+            self._values.setdefault(buffer, values).copy_(values)
 
 
 class EAMSGD(EASGD):
     """Strategy "eamsgd": EASGD whose workers have Nesterov momentum.
 
-    The worker's optimizer is SGD at the given rate (`--optimizer sgd`) with momentum `delta`.
+    With the gradient g of the worker's parameters ahead, at x + delta v, and its rate eta::
+
+        v <- delta v - eta g        x <- x + v
+
+    The elastic move is of x. Between steps the model holds x + delta v. The worker's optimizer is
+    SGD without a momentum of its own (`--optimizer sgd`): its step is -eta g.
+
+    State: that of EASGD, and the velocity v, on each worker.
 
     References:
         Zhang, Choromanska, LeCun 2015, algorithm 2.
@@ -156,15 +171,43 @@ class EAMSGD(EASGD):
         accesses = [options.access, *options.accesses.values()]
         if options.update is None and any(each.name != "sgd" for each in accesses):
             raise InvalidValue("eamsgd is SGD with momentum on the workers: add --optimizer sgd")
+        if any(each.options.get("momentum") for each in accesses):
+            raise InvalidValue("eamsgd has the momentum delta: leave out the optimizer's")
+        self._velocity: dict[str, Tensor] = {}
+
+    def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
+        import torch
+
+        yield from super().begin(model, rank, clock)
+        for buffer, values in model.values.items():
+            self._velocity.setdefault(buffer, torch.zeros_like(values))
+
+    def _meet(self, model: Model) -> Program:
         delta = self.settings.delta
+        for buffer, values in model.values.items():
+            values.sub_(self._velocity[buffer], alpha=delta)
+        yield from super()._meet(model)
+        for buffer, values in model.values.items():
+            values.add_(self._velocity[buffer], alpha=delta)
 
-        def with_momentum(access: Access) -> Access:
-            more = {"momentum": delta, "nesterov": True} if delta else {}
-            return Access("sgd", {**access.options, **more})
+    def _update(self, model: Model) -> None:
+        delta = self.settings.delta
+        for buffer, values in model.values.items():
+            values.sub_(self._velocity[buffer].mul_(delta))
+            self._centre[buffer].copy_(values)  # its memory is free until the next pull
+        super()._update(model)
+        for buffer, values in model.values.items():
+            before = self._centre[buffer]
+            velocity = self._velocity[buffer].add_(values).sub_(before)
+            values.copy_(before).add_(velocity, alpha=1 + delta)
 
-        of_buffers = {b: with_momentum(each) for b, each in options.accesses.items()}
-        changed = replace(options, access=with_momentum(options.access), accesses=of_buffers)
-        self._inner = WorkerOptimizer(changed)
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "velocity": self._velocity}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for buffer, velocity in state["velocity"].items():
+            self._velocity.setdefault(buffer, velocity).copy_(velocity)
 
 
 for each in (EASGD, EAMSGD):

@@ -39,11 +39,9 @@ from shoal.strategies.reduction import WeightedMean, leave_together, spread_valu
 from shoal.strategies.settings import (
     AveragingSettings,
     BMUFSettings,
-    DiLoCoSettings,
     FedAvgSettings,
     PostLocalSettings,
     StrategySettings,
-    quorum_of,
 )
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.consistency import Consistency, bsp
@@ -153,6 +151,8 @@ class LocalUpdates(Strategy):
         if self.takes_part(self.round):
             loss, weight = model.gradient(batch)
             self._inner.step(self.rates)
+        else:
+            self._inner.updates += 1  # all workers are at one step of the rate's schedule
         self._weight += weight
         self._steps += 1
         if self._steps == self.period(self.round):
@@ -318,55 +318,6 @@ class BMUF(LocalUpdates):
         return momentum_sgd(self.settings.block_lr, self.momentum, self.settings.nesterov)
 
 
-class DiLoCo(LocalUpdates):
-    """Strategy "diloco": distributed low-communication training.
-
-    An inner optimizer (the paper's is AdamW) takes `tau` steps on each worker; an outer one, SGD
-    with Nesterov momentum, updates the parameters by the mean displacement.
-
-    With `quorum` = k a round takes the displacements of k workers, and of those that push within
-    `grace_s` seconds after the k-th; later ones are dropped.
-
-    With `mode` "async" they are not: a worker whose round has closed looks where the others are,
-    and its displacement goes into the present round, s rounds late, with the weight of its samples
-    divided by (1 + s)^p. So workers of unlike speed each go at their own.
-
-    References:
-        Douillard et al. 2023, algorithm 1 (H: tau; outer SGD, Nesterov momentum 0.9, rate 0.7); Liu
-        et al. 2024, "Asynchronous Local-SGD Training for Language Modeling", section 3.
-    """
-
-    name: ClassVar[str] = "diloco"
-    summary: ClassVar[str] = "many inner steps, then an outer Nesterov step (DiLoCo)"
-    Settings: ClassVar[type[StrategySettings]] = DiLoCoSettings
-    source: ClassVar[str] = "Douillard et al. 2023, algorithm 1; Liu et al. 2024, section 3"
-    late: ClassVar[str] = (
-        "with quorum or mode=async the round goes on without late workers; otherwise they "
-        f"{WAITED_FOR} (exchange=allreduce: there is no drop)"
-    )
-
-    def __init__(self, options: StrategyOptions) -> None:
-        super().__init__(options)
-        of, workers = self.settings, options.workers
-        self._async = of.mode == "async"
-        if not self.uses_servers and (self._async or of.quorum):
-            raise InvalidValue("exchange 'allreduce' waits for all: no quorum, and no mode async")
-        quorum = of.quorum or (max(1, workers - 1) if self._async else 0)
-        self.consistency = bsp(quorum_of(quorum, of.grace_s, workers))
-
-    def outer(self) -> Access:
-        momentum = self.settings.outer_momentum
-        return momentum_sgd(self.settings.outer_lr, momentum, momentum > 0)
-
-    def _round_for(self, share: float) -> Generator[Any, Any, tuple[int, float]]:
-        if not self._async or not share:
-            return (yield from super()._round_for(share))
-        assert self._ops is not None
-        outcome: Outcome = yield Exchange(pulls=self._ops.pulls)  # what they bring is not used
-        late = max(0, outcome.clock_min - self.clock)
-        return self.clock + late, share / (1 + late) ** self.settings.staleness_power
-
-
 @dataclass(frozen=True)
 class _Parameters:
     """Values that an optimizer updates, as a model has them."""
@@ -385,5 +336,5 @@ def momentum_sgd(lr: float, momentum: float, nesterov: bool) -> Access:
     return Access("sgd", {"lr": lr, "momentum": momentum, "nesterov": nesterov})
 
 
-for each in (ModelAveraging, LocalSGD, FedAvg, BMUF, DiLoCo):
+for each in (ModelAveraging, LocalSGD, FedAvg, BMUF):
     strategies.add(each.name, each)

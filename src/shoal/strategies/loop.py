@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from shoal.errors import InvalidValue
 from shoal.protocol.messages import Leased
 from shoal.protocol.requests import DeclareTable, TakeLease
 from shoal.strategies.base import Model, Program, StepResult, Strategy
@@ -42,6 +43,7 @@ def train_program(
     clock: int = 0,
     passed: int = 0,
     rounds: int = 0,
+    before: int | None = None,
 ) -> Program:
     """Train a worker on its own batches.
 
@@ -60,13 +62,15 @@ def train_program(
         clock: clock at which this worker joins: it pulls the parameters and skips as many batches.
         passed: clocks of the checkpoint from which the run was resumed, skipped as well.
         rounds: batches of an epoch of the worker that has most, where all are in step.
+        before: batches that this worker had in the run that this one continues: it has done no more
+            of them, where workers are not in step. None for as many as `passed` says.
 
     Returns:
         A generator of requests, which returns the number of steps.
     """
     yield from _begin(strategy, model, rank, clock)
     step, enough = 0, False
-    skipped = _Skipped(strategy, clock + passed, rounds)
+    skipped = _Skipped(strategy, _over(strategy, clock, passed, before), rounds)
     for epoch in range(epochs):
         skipped.begin_epoch(epoch)
         for batch in batches.epoch(epoch):
@@ -143,16 +147,32 @@ def leased_program(
 
 
 def _begin(strategy: Strategy, model: Model, rank: int, clock: int) -> Program:
+    period: object = strategy.period(0)
+    if not isinstance(period, int) or period < 0:
+        raise InvalidValue(
+            f"strategy {strategy.name!r} has a period of {period!r}: give a number of batches, or "
+            "0 for those of an epoch"
+        )
     for spec in strategy.tables(model):
         yield DeclareTable(spec)
     yield from strategy.begin(model, rank, clock)
+
+
+def _over(strategy: Strategy, clock: int, passed: int, before: int | None) -> int:
+    """The clocks to leave out; where workers are not in step, the batches."""
+    if strategy.in_step:
+        return clock + passed
+    done = strategy.batches_at(passed)
+    since = strategy.batches_at(clock + passed) - done
+    return since + (done if before is None else min(done, before))
 
 
 class _Skipped:
     """The batches that a worker leaves out, because they belong to clocks that are over.
 
     In an epoch of workers in step each clock has `period` batches of the worker that has most. The
-    last clock with batches may have fewer, and the one after that has none.
+    last clock with batches may have fewer, and `idle_rounds` after that have none. Where they are
+    not in step, each batch is counted by itself.
 
     clocks: that are still to be left out
     """
@@ -201,7 +221,7 @@ class _Skipped:
 
     def _count(self) -> None:
         self._of_clock += 1
-        if self._of_clock == self._strategy.period(self._clock):
+        if not self._strategy.in_step or self._of_clock == self._strategy.period(self._clock):
             self._next()
 
     def _next(self) -> None:

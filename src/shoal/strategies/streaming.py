@@ -102,6 +102,7 @@ class StreamingDiLoCo(LocalUpdates):
         self._fragments = [each for each in made if each[0]]  # of small models, some have no rows
         self._owed = [0.0] * len(self._fragments)
         self._under_way = None
+        self.idle_rounds = len(self._fragments)  # until none is owed any more
 
     def _range(self, number: int, values: Tensor) -> KeyRange:
         rows = self._rows(len(values))

@@ -59,7 +59,8 @@ def begin_comparison(
             seen.append(inputs)
             check_inputs(job, data_dirs)
     if comparison.simulated and not comparison.simulation.batch_s:
-        comparison = msgspec.structs.replace(comparison, measured=measured(cells, data_dirs))
+        seconds = measured(cells, data_dirs, comparison.measured)
+        comparison = msgspec.structs.replace(comparison, measured=seconds)
     folder = ComparisonFolder.create(out, title)
     folder.write_comparison(dump_comparison(comparison))
     return folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -149,9 +149,11 @@ def _begin_process() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def measured(cells: Sequence[Cell], data_dirs: Sequence[Path]) -> dict[str, float]:
-    """The seconds of a batch here, of each model and size of a batch."""
-    found: dict[str, float] = {}
+def measured(
+    cells: Sequence[Cell], data_dirs: Sequence[Path], known: Mapping[str, float]
+) -> dict[str, float]:
+    """The seconds of a batch, of each model and size of a batch: as they are known, or as here."""
+    found = dict(known)
     for cell in cells:
         job = cell.job(0, "")
         if _key(job) not in found:
@@ -168,5 +170,5 @@ def measured(cells: Sequence[Cell], data_dirs: Sequence[Path]) -> dict[str, floa
 
 def _key(job: JobSpec) -> str:
     """What decides how long a batch takes."""
-    model = "layers" if job.layers else job.model or "usual model"
+    model = f"layers {job.layers}" if job.layers else job.model or "usual model"
     return f"{model}, batches of {job.worker_batch}, {job.dtype}"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from math import isnan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shoal.apps.train.setup import WorkerSetup
-from shoal.client.client import Client
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.pytorch.worker_state import WorkerStates
-from shoal.simulation.training import SimulatedClient
 from shoal.storage.event_log import EventLog
 from shoal.strategies import StepResult
+
+if TYPE_CHECKING:
+    from shoal.client.client import Client
+    from shoal.simulation.training import SimulatedClient
 
 EVALUATIONS_AN_EPOCH = 5
 

@@ -159,11 +159,12 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 def updates_of(spec: JobSpec, splits: list[Any], kind: type[Strategy]) -> int:
     """How many updates the parameters will see: one a round, or one a push."""
-    in_step = kind.in_step or kind.on_workers
-    steps = [-(-len(split) // spec.worker_batch) for split in splits]
-    if spec.max_steps:
-        return spec.max_steps if in_step else spec.max_steps * len(splits)
-    return spec.epochs * (max(steps) if in_step else sum(steps))
+    batches = [-(-len(split) // spec.worker_batch) for split in splits]
+    steps = [spec.max_steps or spec.epochs * each for each in batches]
+    if kind.in_step or kind.on_workers:
+        return max(steps)
+    period = kind(spec.strategy_options(1)).period(0)
+    return sum(-(-each // period) for each in steps)
 
 
 def check_steps(spec: JobSpec, splits: list[Any]) -> None:
@@ -173,10 +174,10 @@ def check_steps(spec: JobSpec, splits: list[Any]) -> None:
         InvalidValue: they would
     """
     counts = [-(-len(split) // spec.worker_batch) for split in splits]
-    steps_are_rounds = strategies[spec.strategy](spec.strategy_options(1)).period(0) == 1
-    if spec.uses_servers or steps_are_rounds or len({*counts}) == 1:
+    strategy = strategies[spec.strategy](spec.strategy_options(1))
+    if spec.uses_servers or len({*counts}) == 1 or spec.max_steps <= min(counts):
         return
-    if spec.max_steps > min(counts):
+    if any(strategy.period(round_) != 1 for round_ in range(spec.max_steps)):
         raise InvalidValue(
             f"max_steps {spec.max_steps} without servers: workers with {min(counts)} to "
             f"{max(counts)} batches would end in unlike rounds; give epochs instead, or at most "

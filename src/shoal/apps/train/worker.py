@@ -92,12 +92,9 @@ def run_worker(
                 strategy, learner, setup.everything, spec.epochs, first, *begun, passed
             )
         else:
-            # of the run before, a worker with fewer batches has done no more than all of them
-            most = epochs_before * len(setup.batches)
-            done = passed if strategy.in_step else min(passed, most)
-            program = train_program(
-                strategy, learner, setup.batches, spec.epochs, first, *begun, done, setup.rounds
-            )
+            had = epochs_before * len(setup.batches) if passed else None
+            own = (strategy, learner, setup.batches, spec.epochs, first)
+            program = train_program(*own, *begun, passed, setup.rounds, had)
         steps = client.drive(program)
         result = progress.finish(steps)
         result["clock"] = progress.clock

@@ -157,6 +157,16 @@ def test_what_comes_late_goes_into_the_present_round():
     assert workers[2].strategy.clock >= workers[0].strategy.clock - 4
 
 
+@pytest.mark.parametrize("exchange", ["servers", "allreduce"])
+@pytest.mark.parametrize("epochs", [4, 5])
+def test_a_round_of_fedavg_is_one_exchange(exchange, epochs):
+    """Of all workers, also those without data; what is left at the end has a round of its own."""
+    batches = [own[:count] for own, count in zip(around(3, 8), (8, 5, 0), strict=True)]
+    workers = train("fedavg", batches, epochs=epochs, local_epochs=2, exchange=exchange)
+    assert {worker.strategy.clock for worker in workers} == {3}
+    assert all(torch.equal(each.model.x, workers[0].model.x) for each in workers)
+
+
 def test_a_displacement_counts_less_by_the_rounds_that_it_is_late():
     """Also where it is alone in its round, whose mean no weight changes."""
     made = strategies["diloco"](

@@ -25,6 +25,19 @@ def test_a_late_worker_goes_on_with_the_present_step():
     assert workers[2].strategy.clock >= workers[0].strategy.clock - 2
 
 
+@pytest.mark.parametrize(("name", "settings"), [("sync", {}), ("diloco", {"tau": 4})])
+def test_with_a_quorum_a_slow_worker_costs_no_time(name, settings):
+    """It leaves out the batches of rounds that have closed, in every epoch."""
+    data = around(4, 24)
+    even = train(name, data, epochs=3, quorum=3, **settings)
+    slow = train(name, data, epochs=3, quorum=3, batch_s=[0.01, 0.01, 0.01, 0.04], **settings)
+    done = max(worker.ended_s for worker in slow)
+    assert done <= 1.2 * max(worker.ended_s for worker in even)
+    assert all(torch.equal(each.model.x, slow[0].model.x) for each in slow)
+    assert 5 < sum(result.weight > 0 for result in slow[3].results) <= 40  # of 72
+    assert (slow[0].model.x - even[0].model.x).abs().max() <= 1e-9  # all have like data
+
+
 def test_in_the_grace_window_a_late_gradient_counts():
     slow, data = [0.01, 0.01, 0.014], around(3, 20, spread=1.0)
     everybody = train("sync", data, batch_s=slow)

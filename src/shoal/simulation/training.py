@@ -148,7 +148,7 @@ def simulate_training(
         session = Session(f"server-{rank}", "server", rank=rank)
         world.add(session.me, ServerMachine(session, DenseShard))
     rounds = 0
-    if any(worker.strategy.repeats for worker in workers):  # only these go by it without a resume
+    if any(worker.strategy.leaves_out for worker in workers):  # others go by it in a resume
         rounds = max(sum(1 for _ in worker.batches.epoch(0)) for worker in workers)
     for rank, worker in enumerate(workers):
         session = Session(f"worker-{rank}", "worker", rank=rank)

@@ -128,6 +128,7 @@ class Strategy(ABC):
         idle_rounds: rounds of workers in step without batches at the end of an epoch.
         resumes: whether a run can continue from a checkpoint.
         repeats: whether each `redundancy` workers of consecutive ranks have the same batches.
+        leaves_out: whether a worker leaves out the batches of rounds that have closed without it.
         bears_losses: whether workers without servers go on without one that is lost.
         on_workers: whether the optimizer (`options.access`) runs on the workers.
         Settings: the class of its settings.
@@ -146,6 +147,7 @@ class Strategy(ABC):
     idle_rounds: int = 1
     resumes: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
+    leaves_out: bool = False
     bears_losses: ClassVar[bool] = False
     on_workers: ClassVar[bool] = False
     Settings: ClassVar[type[StrategySettings]] = StrategySettings

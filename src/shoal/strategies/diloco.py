@@ -30,7 +30,8 @@ class DiLoCo(LocalUpdates):
     with Nesterov momentum, updates the parameters by the mean displacement.
 
     With `quorum` = k a round takes the displacements of k workers, and of those that push within
-    `grace_s` seconds after the k-th; later ones are dropped.
+    `grace_s` seconds after the k-th; later ones are dropped, and their workers go on with the
+    batches of the present round.
 
     With `mode` "async" a worker whose round has closed looks where the others are. Its displacement
     goes into the present round, s rounds late, divided by (1 + s)^p and weighted by its samples; it
@@ -60,6 +61,7 @@ class DiLoCo(LocalUpdates):
             raise InvalidValue("exchange 'allreduce' waits for all: no quorum, and no mode async")
         quorum = of.quorum or (max(1, workers - 1) if self._async else 0)
         self.consistency = bsp(quorum_of(quorum, of.grace_s, workers))
+        self.leaves_out = quorum > 0 and not self._async
 
     def outer(self) -> Access:
         return momentum_sgd(self.settings.outer_lr, self.settings.outer_momentum, nesterov=True)

@@ -181,7 +181,8 @@ class LocalUpdates(Strategy):
         self.clock = outcome.clock
         for buffer, values in model.values.items():
             self._before[buffer].copy_(values)
-        return StepResult(loss, weight, outcome.round_weight)
+        at = self.round if self.leaves_out else -1
+        return StepResult(loss, weight, outcome.round_weight, clock=at)
 
     def _average(self, model: Model, share: float) -> Generator[Any, Any, float]:
         """Exchange without servers; return the workers' mean weight."""
@@ -272,12 +273,16 @@ class FedAvg(LocalUpdates):
     summary: ClassVar[str] = "federated averaging: some workers pass over their data, then average"
     Settings: ClassVar[type[StrategySettings]] = FedAvgSettings
     source: ClassVar[str] = "McMahan et al. 2017, algorithm 1"
+    idle_rounds: int = 0  # all have one round, whatever they have of batches
 
     def period(self, clock: int) -> int:
         return 0
 
     def exchanges_after(self, epoch: int) -> bool:
         return (epoch + 1) % int(self.settings.local_epochs) == 0
+
+    def flush(self, model: Model) -> Program:
+        yield from self._exchange(model, nan, 0.0)  # a worker without data as well
 
     def takes_part(self, clock: int) -> bool:
         workers = self.options.workers

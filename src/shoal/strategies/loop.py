@@ -92,7 +92,7 @@ def train_program(
         if exchanges and not enough:
             yield from strategy.flush(model)
             hooks.exchanged()
-        while exchanges and not enough:
+        while exchanges and strategy.idle_rounds and not enough:
             result = yield from strategy.step(model, None)
             if not result.others:
                 break
@@ -191,8 +191,9 @@ class _Skipped:
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch's batches."""
         self._own = self._of_clock = 0
-        if self._strategy.repeats:  # each batch belongs to a clock
-            self._clock = epoch * (self._rounds + self._strategy.idle_rounds)
+        if self._strategy.leaves_out:  # each batch belongs to a clock
+            rounds = -(-self._rounds // self._strategy.period(0))
+            self._clock = epoch * (rounds + self._strategy.idle_rounds)
 
     def skips(self) -> bool:
         """Whether the next batch is left out."""

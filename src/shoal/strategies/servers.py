@@ -90,7 +90,7 @@ class ServerStrategy(Strategy):
         except RoundClosed:  # others went on without this gradient
             outcome = yield Exchange(pulls=self._ops.pulls if self._ops else ())
         self.clock = outcome.clock
-        at = self.clock + self.options.passed if self.repeats else -1
+        at = self.clock + self.options.passed if self.leaves_out else -1
         return StepResult(loss, weight, outcome.round_weight, self._behind(outcome), at)
 
     def _behind(self, outcome: Outcome) -> int:
@@ -187,9 +187,10 @@ class Sync(ServerStrategy):
 
     With `quorum` = k a step takes the gradients of k workers, and of those that push within
     `grace_s` seconds after the k-th (backup workers). A gradient that comes later is dropped, and
-    its worker goes on with the present step. Workers without data count in a quorum as well, so it
-    is for even splits. With `merge` "median" or "trimmed_mean" one worker
-    with wrong gradients has little influence: g is then taken element by element, without weights.
+    its worker goes on with the present step, and the batch that it has for it. Workers without data
+    count in a quorum as well, so it is for even splits. With `merge` "median" or "trimmed_mean" one
+    worker with wrong gradients has little influence: g is then taken element by element, without
+    weights.
 
     State: none but the tables. A worker that is late for a step is waited for, or dropped (quorum).
 
@@ -210,6 +211,7 @@ class Sync(ServerStrategy):
         super().__init__(options)
         of = self.settings
         self.consistency = bsp(quorum_of(of.quorum, of.grace_s, options.workers))
+        self.leaves_out = of.quorum > 0
 
     def tables(self, model: Model) -> list[TableSpec]:
         merges = {"merge": self.settings.merge, "trim": self.settings.trim}
@@ -243,6 +245,7 @@ class GradientCoding(ServerStrategy):
     in_step: ClassVar[bool] = True
     takes_copies: ClassVar[bool] = True
     repeats: ClassVar[bool] = True
+    leaves_out: bool = True
     source: ClassVar[str] = "Tandon et al. 2017, section 4"
     kept: ClassVar[str] = "in the tables, which checkpoints have"
     late: ClassVar[str] = (

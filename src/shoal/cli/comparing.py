@@ -132,7 +132,8 @@ def report(folder: Path, out: Path | None, opens: bool, as_json: bool) -> None:
     path = out or ComparisonFolder(folder).report
     page.write(path)
     if as_json:
-        click.echo(json.dumps({"report": str(path), "table": page.compared.table()}))
+        table = page.compared.table()
+        click.echo(json.dumps({"report": str(path), "table": table, "warnings": page.warnings}))
     else:
         click.echo(path)
     if opens:

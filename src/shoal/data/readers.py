@@ -314,7 +314,9 @@ def _numbers(path: Path, line: int, fields: list[str]) -> Iterator[float]:
     for column, field in enumerate(fields, 1):
         value = _number(field)
         if value is None:
-            raise DataCorrupt(f"{path}: line {line}, column {column}: {field!r} is not a number")
+            raise DataCorrupt(
+                f"{path}: line {line}, column {column}: {field!r} is not a number, or too large"
+            )
         yield value
 
 

@@ -148,7 +148,8 @@ def _check_plan(
         raise InvalidValue(f"splits need at least 1 worker, not {workers}")
     if not 1 <= block_size <= len(labels):
         raise InvalidValue(
-            f"block size {block_size} is out of range: 1 to {len(labels)}, the number of samples"
+            f"block size {block_size} is out of range: 1 to {len(labels)}, the number of samples "
+            "(--block-size)"
         )
     if not 1 <= redundancy <= workers:
         raise InvalidValue(

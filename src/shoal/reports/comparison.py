@@ -22,6 +22,7 @@ from shoal.reports.events import Run, load_run
 from shoal.storage.comparison_folder import ComparisonFolder
 
 THRESHOLD_STEP = 0.005  # thresholds are multiples of it
+SAMPLES_ALIKE = 0.02  # share by which runs' samples may differ: the last batches of epochs
 ROUNDING = 1e-6  # of a multiple that was reached exactly
 
 
@@ -93,6 +94,21 @@ class ComparedRuns:
         ]
         steps = floor(min(best, default=0.0) / THRESHOLD_STEP + ROUNDING)
         return round(steps * THRESHOLD_STEP, 3)
+
+    def unlike_samples(self) -> str:
+        """What to know where runs of one seed have trained on unlike numbers of samples."""
+        trained = {
+            cell.name: sum(sum(steps["samples"]) for steps in run.steps.values())
+            for cell in self.cells
+            for run in list(cell.runs.values())[:1]
+        }
+        if not trained or max(trained.values()) <= (1 + SAMPLES_ALIKE) * min(trained.values()):
+            return ""
+        few, most = (choose(trained, key=trained.__getitem__) for choose in (min, max))
+        return (
+            f"Runs have trained on unlike numbers of samples: {few} on {trained[few]:,}, "
+            f"{most} on {trained[most]:,}."
+        )
 
     def unlike_weights(self) -> list[str]:
         """Where runs of one seed and model have begun with unlike weights: the differences."""

@@ -116,6 +116,8 @@ def page_of_comparison(compared: ComparedRuns) -> Page:
     warnings = compared.unlike_weights()
     if not warnings and runs:
         facts.append("All runs of a seed and a model began with the same weights, bit for bit.")
+    if unlike := compared.unlike_samples():
+        facts.append(unlike)
     if missing := len(compared.cells) * comparison.seeds - runs:
         have = "1 run has" if missing == 1 else f"{missing} runs have"
         warnings.append(f"{have} not ended: shoal compare --resume {path}")
@@ -149,6 +151,8 @@ def page_of_run(run: Run, job: Mapping[str, Any]) -> Page:
     workers = _count(len(run.steps), "worker")
     simulated = bool(run.summary.get("simulated"))
     where = "simulated cluster and clock" if simulated else "real processes"
+    endings = [event["reason"] for event in run.events if event["kind"] == "ending"]
+    unended = f"This run has not ended: {endings[-1]}" if endings else "This run has not ended."
     return Page(
         f"{job.get('data', 'a run')}: {name}",
         compared,
@@ -159,7 +163,7 @@ def page_of_run(run: Run, job: Mapping[str, Any]) -> Page:
             ("its figures as JSON", f"shoal report {run.path} --json"),
         ],
         _flat(job),
-        [] if run.summary else ["This run has not ended."],
+        [] if run.summary else [unended],
     )
 
 

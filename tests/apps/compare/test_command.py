@@ -308,6 +308,25 @@ def test_a_run_has_a_page_too(compared):
     assert "Idle time" in text
 
 
+def test_unlike_numbers_of_samples_are_told(tmp_path):
+    words = f"compare digits --strategy sync,asgd --workers 2 --redundancy 2 {SIMULATED}"
+    result = invoke(words, tmp_path)
+    told = r"unlike numbers of samples: sync on ([\d,]+), asgd on ([\d,]+)\."
+    few, most = (int(n.replace(",", "")) for n in re.search(told, result).groups())
+    assert most == 2 * few
+    [page] = tmp_path.glob("*/report.html")
+    assert re.search(told, page.read_text())
+
+
+def test_a_run_that_has_failed_says_why(compared, tmp_path):
+    run = Path(shutil.copytree(compared["table"][0]["run_dirs"][0], tmp_path / "failed"))
+    (run / "summary.json").unlink()
+    with (run / "events.jsonl").open("a") as events:
+        events.write('{"t": 9.0, "kind": "ending", "node": "scheduler", "reason": "no memory"}\n')
+    result = CliRunner().invoke(main, ["report", str(run), "--json"])
+    assert report_of(result.stdout)["warnings"] == ["This run has not ended: no memory"]
+
+
 def test_a_run_without_such_figures_is_refused(tmp_path):
     run = RunFolder.create(tmp_path, "ctr")
     run.write_job('application = "ctr"\n')

@@ -121,6 +121,8 @@ def finish_comparison(
     table = compared.table()
     if console is not None:
         show_comparison(console, table)
+        if unlike := compared.unlike_samples():
+            console.print(unlike, soft_wrap=True, highlight=False)
         for name, error in failed.items():
             console.print("[bold red]failed[/] ", end="")
             console.print(f"{name}: {error}", highlight=False, markup=False, soft_wrap=True)

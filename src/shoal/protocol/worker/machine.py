@@ -342,7 +342,8 @@ class WorkerMachine:
                 why = part.reason if sub_request.sent else unsent
                 waits = waits or "waits for" in why
                 lines.append(f"{self.session.name_of(part.server_part.server)} {why}")
-        text = f"no answer within {2 * pending.timeout_s:g} s: {'; '.join(lines)}"
+        hint = " (`on_timeout` says what happens then: wait, or drop late workers)" if waits else ""
+        text = f"no answer within {2 * pending.timeout_s:g} s: {'; '.join(lines)}{hint}"
         return (SyncTimeout if waits else RequestTimeout)(text, self._trace.lines())
 
     def _computes(self) -> bool:

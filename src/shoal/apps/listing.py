@@ -3,65 +3,118 @@
 from __future__ import annotations
 
 from inspect import signature
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from msgspec.structs import fields
+
+from shoal.registry import unknown
 
 if TYPE_CHECKING:
     from shoal.strategies import Strategy
 
+Record = dict[str, Any]
 Rows = list[tuple[str, ...]]
 
 
-def rows_of(what: str) -> tuple[tuple[str, ...], Rows]:
-    """(column names, rows) of a kind of thing."""
-    return {"strategies": _strategies, "tables": _tables, "data": _data}[what]()
+def records_of(what: str, name: str = "") -> list[Record]:
+    """What there is of a kind of thing; of one name only, if it is given.
+
+    Raises:
+        UnknownName: nothing has that name
+    """
+    if name and what == "strategies":  # also a user's own
+        return [_strategy(name)]
+    found = {"strategies": _strategies, "tables": _tables, "data": _data}[what]()
+    if not name:
+        return found
+    named = [record for record in found if record["name"] == name]
+    if not named:
+        raise unknown(f"name in {what!r}", name, {record["name"] for record in found})
+    return named
 
 
-def _strategies() -> tuple[tuple[str, ...], Rows]:
+def rows_of(what: str, name: str = "") -> tuple[tuple[str, ...], Rows]:
+    """The same as (column names, rows)."""
+    records = records_of(what, name)
+    if what == "strategies":
+        return STRATEGY_COLUMNS, [row for each in records for row in _rows_of_strategy(each)]
+    return COLUMNS[what], [tuple(map(str, each.values())) for each in records]
+
+
+STRATEGY_COLUMNS = ("strategy, --set NAME=VALUE", "what it does (paper)", "servers", "redundancy")
+COLUMNS = {
+    "tables": ("access method or handler", "tables", "options and defaults"),
+    "data": ("data set", "what it is", "default model"),
+}
+
+
+def _strategies() -> list[Record]:
     from shoal.strategies import strategies
 
-    rows: Rows = []
-    for name in strategies:
-        kind = strategies[name]
-        uses = ("yes" if each else "no" for each in (kind.uses_servers, kind.takes_copies))
-        rows.append(
-            (name, f"{kind.summary} ({kind.source})" if kind.source else kind.summary, *uses)
-        )
-        said = (("  its state", kind.kept), ("  on a time-out", kind.late))
-        rows += [(what, text, "", "") for what, text in said if text]
-        rows += [(f"  {each}={default}", text, "", "") for each, default, text in settings(kind)]
-    return ("strategy, --set NAME=VALUE", "what it does (paper)", "servers", "redundancy"), rows
+    return [_strategy(name) for name in strategies]
 
 
-def settings(kind: type[Strategy]) -> list[tuple[str, str, str]]:
+def _strategy(name: str) -> Record:
+    from shoal.strategies import strategies
+
+    kind = strategies[name]
+    return {
+        "name": name,
+        "summary": kind.summary,
+        "paper": kind.source,
+        "servers": kind.uses_servers,
+        "redundancy": kind.takes_copies,
+        "state": kind.kept,
+        "on_timeout": kind.late,
+        "settings": [
+            {"name": each, "default": default, "meaning": meaning}
+            for each, default, meaning in settings(kind)
+        ],
+    }
+
+
+def _rows_of_strategy(record: Record) -> Rows:
+    paper = f" ({record['paper']})" if record["paper"] else ""
+    uses = ("yes" if record[each] else "no" for each in ("servers", "redundancy"))
+    said = (("  its state", record["state"]), ("  on a time-out", record["on_timeout"]))
+    return [
+        (record["name"], f"{record['summary']}{paper}", *uses),
+        *((what, text, "", "") for what, text in said if text),
+        *(
+            (f"  {each['name']}={each['default']}", each["meaning"], "", "")
+            for each in record["settings"]
+        ),
+    ]
+
+
+def settings(kind: type[Strategy]) -> list[tuple[str, Any, str]]:
     """(name, default, meaning) of each setting of a strategy."""
     meanings = get_type_hints(kind.Settings, include_extras=True)
     return [
-        (each.name, str(each.default), meanings[each.name].__metadata__[0].description)
+        (each.name, each.default, meanings[each.name].__metadata__[0].description)
         for each in fields(kind.Settings)
     ]
 
 
-def _tables() -> tuple[tuple[str, ...], Rows]:
+def _tables() -> list[Record]:
     from shoal.tables.custom.shard import handlers
     from shoal.tables.methods import access_methods
     from shoal.tables.sparse.optimizers import row_methods
 
-    rows: Rows = []
+    found = []
     for kind, methods in (("dense", access_methods), ("sparse", row_methods)):
         for name in methods:
             options = methods[name].options
             shown = ", ".join(f"{option}={default}" for option, default in options.items())
-            rows.append((name, kind, shown or "no options"))
+            found.append((name, kind, shown or "no options"))
     for name in handlers:
         shown = ", ".join(map(str, signature(handlers[name]).parameters.values()))
-        rows.append((name, "custom", shown or "no options"))
-    return ("access method or handler", "tables", "options and defaults"), rows
+        found.append((name, "custom", shown or "no options"))
+    return [dict(zip(("name", "tables", "options"), each, strict=True)) for each in found]
 
 
-def _data() -> tuple[tuple[str, ...], Rows]:
+def _data() -> list[Record]:
     from shoal.data.catalogue import datasets
 
-    rows: Rows = [(name, datasets[name].summary, datasets[name].default_model) for name in datasets]
-    return ("data set", "what it is", "default model"), rows
+    found = [(name, datasets[name].summary, datasets[name].default_model) for name in datasets]
+    return [dict(zip(("name", "summary", "default_model"), each, strict=True)) for each in found]

@@ -315,11 +315,21 @@ def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: st
 
 @main.command("list", short_help="list strategies, access methods or data sets")
 @click.argument("what", type=click.Choice(["strategies", "tables", "data"]))
-def list_(what: str) -> None:
-    """List what can be named, with options and defaults."""
-    from shoal.apps.listing import rows_of
+@click.argument("name", default="")
+@as_json
+def list_(what: str, name: str, as_json: bool) -> None:
+    """List what can be named, with options and defaults; or one of it, by NAME.
 
-    columns, rows = rows_of(what)
+    \b
+    shoal list strategies diloco
+    shoal list strategies mine.py:Mine
+    """
+    from shoal.apps.listing import records_of, rows_of
+
+    if as_json:
+        click.echo(json.dumps({what: records_of(what, name)}))
+        return
+    columns, rows = rows_of(what, name)
     table = Table(*columns, box=None, padding=(0, 2), header_style="bold")
     for row in rows:
         table.add_row(*row)

@@ -149,7 +149,7 @@ class DiLoCoSettings(QuorumSettings, frozen=True, kw_only=True):
     mode: Annotated[Literal["sync", "async"], setting("async: what comes late for its round goes into the present one")] = "sync"
     outer_lr: Annotated[float, setting("learning rate of the outer optimizer", gt=0)] = 0.7
     outer_momentum: Annotated[float, setting("Nesterov momentum of the outer optimizer; 0: none", ge=0, lt=1)] = 0.9
-    staleness_power: Annotated[float, setting("p: what comes s rounds late weighs 1 / (1 + s)^p; async", ge=0)] = 0.5
+    staleness_power: Annotated[float, setting("p: what comes s rounds late is divided by (1 + s)^p; async", ge=0)] = 0.5
     exchange: ExchangeBy = "servers"
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from shoal.tables.spec import Access
 from tests.strategies.problems import SCALES, around, train
 
 LR = 0.1
@@ -37,6 +38,18 @@ def test_downpour_pushes_what_is_left_at_the_end():
     [whole] = train("downpour", [own], n_push=4, n_fetch=100, local_lr=0.0)
     [left] = train("downpour", [own], n_push=3, n_fetch=100, local_lr=0.0)
     assert (whole.model.x - left.model.x).abs().max() <= 1e-12
+
+
+def test_downpours_own_steps_have_the_rate_of_the_schedule():
+    """One worker that never pulls; the rate falls by half with each push."""
+    rates = {"lr": LR, "schedule": "step", "schedule_every": 1, "schedule_gamma": 0.5}
+    [own] = around(1, 6, spread=1.0)
+    [worker] = train("downpour", [own], access=Access("sgd", rates), n_push=2, n_fetch=100)
+    x, losses = torch.zeros(3, dtype=torch.float64), []
+    for step, batch in enumerate(own):
+        losses.append(float((SCALES * (x - batch) ** 2).sum() / 2))
+        x = x - LR / 2 ** (step // 2) * SCALES * (x - batch)
+    assert [each.loss for each in worker.results] == pytest.approx(losses, rel=1e-12)
 
 
 def test_without_strength_delay_compensation_is_asgd():

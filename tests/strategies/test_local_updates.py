@@ -167,6 +167,13 @@ def test_a_round_of_fedavg_is_one_exchange(exchange, epochs):
     assert all(torch.equal(each.model.x, workers[0].model.x) for each in workers)
 
 
+def test_all_clients_are_at_one_step_of_the_rates_schedule():
+    """Also those that were not drawn for a round."""
+    workers = train("fedavg", around(4, 6), epochs=5, fraction=0.5)
+    assert {worker.strategy.state_dict()["updates"] for worker in workers} == {30}
+    assert len({sum(each.weight > 0 for each in worker.results) for worker in workers}) > 1
+
+
 def test_a_displacement_counts_less_by_the_rounds_that_it_is_late():
     """Also where it is alone in its round, whose mean no weight changes."""
     made = strategies["diloco"](

@@ -12,7 +12,7 @@ shoal.errors.UnknownName: unknown shape 'cube' (known: square)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
@@ -80,6 +80,14 @@ class Registry(Generic[T]):
 def unknown(kind: str, name: str, known: object) -> UnknownName:
     """The error for a name that is not among `known`, with the nearest one suggested."""
     names = sorted(str(each) for each in known)  # type: ignore[attr-defined]
+    return UnknownName(f"unknown {kind} {name!r} (known: {', '.join(names)}){nearest(name, names)}")
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """A hint at the nearest of these names; empty if none is near.
+
+    >>> nearest("taus", ["beta", "tau"])
+    "; did you mean 'tau'?"
+    """
     near = get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return UnknownName(f"unknown {kind} {name!r} (known: {', '.join(names)}){hint}")
+    return f"; did you mean {near[0]!r}?" if near else ""

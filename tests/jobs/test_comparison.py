@@ -101,6 +101,11 @@ def test_bandwidths_are_an_axis():
         ({"grid": {"staleness": [1, 2]}}, InvalidValue, "none of sync has 'staleness'"),
         ({"grid": {"set": {"tau": [1]}}}, InvalidValue, "none of sync has 'tau'"),
         ({"job": {"set": {"tau": 1}}}, InvalidValue, "none of sync has 'tau'"),
+        (
+            {"grid": {"strategy": ["easgd", "sync"], "set": {"esgd.tau": [1]}}},
+            InvalidValue,
+            "none of easgd, sync has 'esgd.tau'; did you mean 'easgd.tau'",
+        ),
         ({"grid": {"speed": [1]}}, UnknownName, "unknown axis of a comparison 'speed'"),
         ({"grid": {"strategy": ["sinc"]}}, UnknownName, "unknown strategy 'sinc'"),
         ({"grid": {"strategy": []}}, InvalidValue, "axis 'strategy' of the comparison has no"),
@@ -158,6 +163,11 @@ def test_options_go_before_the_file():
 def test_some_of_a_files_strategies_can_be_chosen():
     file = {"grid": {"strategy": ["sync", "easgd"]}, "strategies": {"easgd": {"lr": 0.1}}}
     assert [cell.name for cell in comparison_from(file, {"strategy": ["sync"]}).cells()] == ["sync"]
+
+
+def test_an_unknown_part_of_a_file_is_refused_by_name():
+    with pytest.raises(UnknownName, match=r"'simulatoin' .*did you mean 'simulation'"):
+        comparison_from({"simulatoin": {}}, {})
 
 
 @pytest.mark.parametrize("file", [{"job": 5}, {"grid": 3}])

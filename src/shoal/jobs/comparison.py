@@ -15,7 +15,7 @@ from shoal.errors import InvalidValue
 from shoal.jobs.simulated_time import SimulatedTime
 from shoal.jobs.spec import JobSpec, converted, from_mapping
 from shoal.jobs.trust import CODE
-from shoal.registry import unknown
+from shoal.registry import nearest, unknown
 from shoal.storage.files import FORMAT, FORMAT_KEY
 from shoal.strategies import Strategy, strategies
 
@@ -128,7 +128,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         common = self._common()
         for axis in (*axes, *common):
             if not any(applies(axis, name) for name in names):
-                raise InvalidValue(f"none of {', '.join(names)} has {axis.removeprefix(SET)!r}")
+                wrong, whose = axis.removeprefix(SET), _whose(axis)
+                known = [
+                    f"{strategy_label(name)}.{each}" if whose else each
+                    for name in names
+                    for each in strategies[name].Settings.__struct_fields__
+                ]
+                raise InvalidValue(
+                    f"none of {', '.join(names)} has {wrong!r}{nearest(wrong, known)}"
+                )
         cells: dict[str, Cell] = {}
         for name in names:
             own = own_axes(axes, name)
@@ -272,6 +280,9 @@ def comparison_from(file: Values, options: Values) -> Comparison:
         UnknownName: an option that nothing has.
     """
     parts = ("job", "grid", "simulation")
+    for name in file:
+        if name not in (*Comparison.__struct_fields__, FORMAT_KEY):
+            raise unknown("part of a comparison", name, Comparison.__struct_fields__)
     found: dict[str, Any] = {**file, **{part: _table(part, file.get(part, {})) for part in parts}}
     job, grid = found["job"], found["grid"]
     for name in (*AXES, "set"):  # what a file has in either place

@@ -46,7 +46,7 @@ class CellRuns:
 
     @cached_property
     def curves(self) -> dict[int, Curves]:
-        """By seed, the courses of its run."""
+        """By seed, the learning curves of its run."""
         return {seed: curves_of(run.events) for seed, run in self.runs.items()}
 
 

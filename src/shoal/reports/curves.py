@@ -1,4 +1,4 @@
-"""The courses of one run against steps, seconds and bytes, from its event log alone."""
+"""The learning curves of one run against steps, seconds and bytes, from its event log alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WORKER = re.compile("worker-[0-9]+$")
-POINTS = 60  # of a course of losses, each the mean over as many samples
+POINTS = 60  # of a curve of losses, each the mean over as many samples
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Curves:
-    """What a run's events say of its course.
+    """What a run's events say of its progress.
 
     Attributes:
         loss: training loss, of all workers.
@@ -90,7 +90,7 @@ class Curves:
 
 
 def curves_of(events: Iterable[Mapping[str, Any]]) -> Curves:
-    """The courses of a run."""
+    """The learning curves of a run."""
     workers: dict[int, _Worker] = {}
     weights: dict[int, str] = {}
     staleness: Counter[int] = Counter()

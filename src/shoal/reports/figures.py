@@ -16,7 +16,7 @@ from shoal.reports.comparison import CellRuns, time_to
 from shoal.reports.curves import Curves, Point
 
 Trace = dict[str, Any]
-AXES_X = ("step", "seconds", "bytes")  # that a course is drawn against
+AXES_X = ("step", "seconds", "bytes")  # that a learning curve is drawn against
 SWEPT_LEAST = 3  # values of a numeric axis, for a figure against it
 STALENESS_MOST = 40  # bars
 
@@ -28,7 +28,7 @@ class Figure:
     Attributes:
         name: of its element.
         title: what it shows.
-        traces: as Plotly takes them; of a course, `meta.x` has the values of each x axis.
+        traces: as Plotly takes them; of a learning curve, `meta.x` has the values of each x axis.
         x, y: titles of the axes; no `x` where the reader chooses it.
         note: how its values come from the events.
         percent: whether values are shares.
@@ -50,9 +50,9 @@ class Figure:
 def figures_of(cells: Sequence[CellRuns], threshold: float) -> list[Figure]:
     """All figures that these runs have something to show in."""
     made = [
-        _course(cells, "accuracy", lambda curves: curves.accuracy),
-        _course(cells, "loss", lambda curves: curves.loss),
-        _course(cells, "test_loss", lambda curves: curves.test_loss),
+        _learning_curve(cells, "accuracy", lambda curves: curves.accuracy),
+        _learning_curve(cells, "loss", lambda curves: curves.loss),
+        _learning_curve(cells, "test_loss", lambda curves: curves.test_loss),
         _idle(cells),
         _staleness(cells),
         *_sweeps(cells, threshold),
@@ -76,20 +76,20 @@ COURSES = {
 }
 
 
-def _course(
-    cells: Sequence[CellRuns], name: str, course: Callable[[Curves], list[Point]]
+def _learning_curve(
+    cells: Sequence[CellRuns], name: str, points_of: Callable[[Curves], list[Point]]
 ) -> Figure:
     title, note = COURSES[name]
     traces: list[Trace] = []
     for number, cell in enumerate(cells):
-        courses = [course(curves) for curves in cell.curves.values()]
-        points = list(zip(*(each for each in courses if each), strict=False))
+        drawn = [points_of(curves) for curves in cell.curves.values()]
+        points = list(zip(*(each for each in drawn if each), strict=False))
         points = [each for each in points if all(isfinite(point.value) for point in each)]
         if not points:
             continue
         means = {x: [fmean(getattr(p, x) for p in each) for each in points] for x in AXES_X}
         common = {"legendgroup": cell.name, "meta": {"cell": number, "x": means}}
-        if len(courses) > 1:
+        if len(drawn) > 1:
             edges = [*map(_greatest, points), *map(_least, reversed(points))]
             there_and_back = {x: values + values[::-1] for x, values in means.items()}
             band = {**common, "meta": {"cell": number, "x": there_and_back, "band": True}}
@@ -105,7 +105,7 @@ def _course(
     return Figure(name, title, traces, "", note, percent=name == "accuracy")
 
 
-POINTS_MARKED = 25  # markers on longer courses would hide them
+POINTS_MARKED = 25  # markers on longer curves would hide them
 
 
 def _least(points: Sequence[Point]) -> float:

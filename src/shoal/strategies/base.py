@@ -59,8 +59,8 @@ class StepResult:
         others: weight of the round over all workers, their sum or (allreduce) their mean; 0 if no
             worker had a batch, -1 for strategies without shared rounds.
         staleness: clocks by which the slowest known worker is behind.
-        clock: the worker's clock after the step, with those of the run that this one continues, if
-            each batch belongs to one; else -1.
+        clock: the worker's clock after the step, with those of the run that this one continues, of
+            strategies that `leaves_out` batches; of others -1.
     """
 
     loss: float

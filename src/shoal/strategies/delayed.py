@@ -128,9 +128,9 @@ class DelayCompensated(ServerStrategy):
         g' = g + lambda g * g * (theta - x)
 
     Constant: lambda = lambda_0. Adaptive: lambda = lambda_0 / sqrt(s + epsilon), where s <- m s +
-    (1 - m) g * g. In the paper servers do this, with a copy of x for each worker; here a worker
-    does, between its pull and its push, in which others may push as well. With lambda_0 = 0 it is
-    "asgd".
+    (1 - m) g * g. In the paper servers do this, with a copy of x for each worker and one s of all
+    workers' gradients; here a worker does, with an s of its own, between its pull and its push, in
+    which others may push as well. With lambda_0 = 0 it is "asgd".
 
     State: the mean square s, on each worker.
 

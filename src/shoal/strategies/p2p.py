@@ -139,8 +139,8 @@ class PeerToPeer(Strategy):
     def _mix(self, values: Tensor, found: Neighbourhood, number: int) -> None:
         """Replace a buffer by the mean, in the order of ranks, so that equal sums are equal bits.
 
-        A neighbour from whom nothing new has come counts as being where this worker is: what has
-        been mixed once would pull this worker back to where they were.
+        A neighbour without a new version counts with this worker's own values. Its last version is
+        in them already, and mixing it again would pull this worker back.
         """
         import torch
 

@@ -42,8 +42,8 @@ class StreamingDiLoCo(LocalUpdates):
 
     State: the inner optimizer's slots, in `state_dict`; the outer optimizer's are in the tables.
     What a worker has not exchanged yet is in no checkpoint: `--resume` is refused, and a worker
-    that takes the place of another begins from the tables. A worker that is late for a round is
-    waited for.
+    that takes the place of another begins from the tables, without what that one had not exchanged.
+    A worker that is late for a round is waited for.
 
     References:
         Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", section 2 (H: tau,

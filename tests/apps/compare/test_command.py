@@ -81,15 +81,15 @@ def test_all_runs_of_a_seed_begin_with_the_same_weights(compared):
     assert sync.curves[0].weights != sync.curves[1].weights
 
 
-def test_the_page_has_the_courses_and_the_commands(compared):
+def test_the_page_has_the_learning_curves_and_the_commands(compared):
     text = Path(compared["report"]).read_text()
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])
     named = {figure["name"]: figure for figure in figures}
     assert named.keys() == {"accuracy", "loss", "test_loss", "idle"}  # nobody is behind another
     line = [trace for trace in named["accuracy"]["traces"] if "band" not in trace["meta"]][1]
     found = shoal.load_comparison(compared["comparison"]).cells[1]
-    courses = [found.curves[seed].accuracy for seed in (0, 1)]
-    pairs = list(zip(*courses, strict=True))
+    curves = [found.curves[seed].accuracy for seed in (0, 1)]
+    pairs = list(zip(*curves, strict=True))
     assert line["name"] == "easgd"
     assert line["y"] == pytest.approx([(a.value + b.value) / 2 for a, b in pairs])
     assert line["meta"]["x"]["seconds"] == pytest.approx([(a.seconds + b.seconds) / 2 for a, b in pairs])  # noqa: E501  # fmt: skip

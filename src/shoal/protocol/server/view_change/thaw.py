@@ -16,9 +16,8 @@ from __future__ import annotations
 from math import inf
 
 from shoal.protocol.machine import Effects, EventTime, Note, Send
-from shoal.protocol.messages import Message, NewView, RefuseView, ViewRefused
+from shoal.protocol.messages import NewView, RefuseView, ViewRefused
 from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.request_handler import declined
 from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 
@@ -68,14 +67,12 @@ class Thaw:
         if view is None or self._time.now < self.wakes_at():
             return
         self._again_at = self._time.now + self._session.options.resend_s
-        messages: list[Message] = [RefuseView(promised, view.id)]
-        if self._asked == promised:  # those without an answer may not know this server yet
-            messages.insert(0, NewView(view))
-        else:
+        if self._asked != promised:
             self._asked = promised
             self._refused_by.clear()
         self._admission.refuse(promised)
-        out.extend(Send(node, each) for node in self._awaited(view) for each in messages)
+        question = RefuseView(promised, view.id)
+        out.extend(Send(node, question) for node in self._awaited(view))
 
     def _awaited(self, view: View) -> list[NodeId]:
         me = self._session.me
@@ -95,12 +92,16 @@ class Thaw:
     # ------------------------------------------------------------------ messages
 
     def asked(self, sender: NodeId, message: RefuseView, out: Effects) -> None:
-        """Refuse a view, unless this server has adopted it; hand over a newer view."""
+        """Refuse a view, unless this server has adopted it; hand over a newer view.
+
+        A sender that is no server here is told of no more than this server's view: if its own is
+        newer, it hands that over, and asks again.
+        """
+        here = self._session.view_id
         known = self._view.servers if self._view is not None else ()
         if not any(member.id == sender for member in known):
-            out.append(declined("stranger", sender, "RefuseView"))
+            out.append(Send(sender, ViewRefused(NO_VIEW, here)))
             return
-        here = self._session.view_id
         if self._session.view is not None and here > message.adopted:
             out.append(Send(sender, NewView(self._session.view)))
         if here < message.view:
@@ -110,9 +111,10 @@ class Thaw:
     def answered(self, sender: NodeId, message: ViewRefused, out: Effects) -> None:
         """Count a server that has refused the promised view; hand over a newer view."""
         view = self._view
-        if view is None or message.view != self._asked or message.adopted > view.id:
+        if view is None or message.adopted > view.id:
             return
-        self._refused_by.add(sender)
+        if message.view == self._asked:
+            self._refused_by.add(sender)
         if message.adopted < view.id:
             out.append(Send(sender, NewView(view)))
 

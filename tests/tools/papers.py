@@ -105,7 +105,6 @@ def pictures(data: Path, name: str, most: int = 0):
 CONTEXT, EMBEDDED, HIDDEN = 16, 24, 256
 # 60 rounds at H = 50: with the paper's 0.7 and 0.9, for thousands of rounds, it comes less far
 OUTER = {"outer_lr": 1.0, "outer_momentum": 0.5}
-LATE = {**OUTER, "staleness_power": 1.0}
 
 
 class CharModel(nn.Module):
@@ -189,7 +188,7 @@ def _asynchronous(parts, windows, alphabet, steps, seeds, of_sync) -> None:
     waits = 0.0
     for label, name, counts, settings in (
         ("sync", "sync", [steps] * 4, {}),
-        ("async, H=50", "diloco", [fast] * 3 + [fast // 4], {"tau": 50, "mode": "async", **LATE}),
+        ("async, H=50", "diloco", [fast] * 3 + [fast // 4], {"tau": 50, "mode": "async", **OUTER}),
     ):
         losses, seconds = [], 0.0
         for seed in range(seeds):

@@ -158,12 +158,12 @@ def test_what_comes_late_goes_into_the_present_round():
 
 
 @pytest.mark.parametrize("exchange", ["servers", "allreduce"])
-@pytest.mark.parametrize("epochs", [4, 5])
-def test_a_round_of_fedavg_is_one_exchange(exchange, epochs):
+@pytest.mark.parametrize(("epochs", "rounds"), [(4, 2), (5, 3)])
+def test_a_round_of_fedavg_is_one_exchange(exchange, epochs, rounds):
     """Of all workers, also those without data; what is left at the end has a round of its own."""
     batches = [own[:count] for own, count in zip(around(3, 8), (8, 5, 0), strict=True)]
     workers = train("fedavg", batches, epochs=epochs, local_epochs=2, exchange=exchange)
-    assert {worker.strategy.clock for worker in workers} == {3}
+    assert {worker.strategy.clock for worker in workers} == {rounds}
     assert all(torch.equal(each.model.x, workers[0].model.x) for each in workers)
 
 

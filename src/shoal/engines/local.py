@@ -56,7 +56,7 @@ log = logging.getLogger("shoal.engine")
 RETURNS = 3  # restarts of a worker that was dropped because it was slow
 LATE_S = 20.0  # after all others, for processes that may not know that the run has ended
 TELL_S = 5.0  # for the scheduler to take a death report; it may be restarting
-GRACE_S = 1.0  # after the first failure, for the others to report their errors
+GRACE_S = 1.0  # after the first failure, and after the end, for the others to end
 KILLED_S = 4.0  # after a server was killed, for the scheduler to report the lost rows
 
 
@@ -196,6 +196,7 @@ class LocalEngine:
                     never return, and it is killed then
         """
         late: Collection[str] = ()
+        ask_at = float("inf")  # for those that are lost
         failed: list[Exit] = []
         give_up_at = float("inf")
         while (self.running or self._restarts.waiting) and monotonic() < give_up_at:
@@ -203,7 +204,7 @@ class LocalEngine:
                 self.start(self._tasks[name])
             for each in self.exits(tick_s):
                 if each.name == "scheduler" and not each.code:
-                    late = lost()
+                    ask_at = monotonic() + GRACE_S
                 if self._may_go(each, spare, given_up, returning):
                     continue
                 if each.code:
@@ -217,6 +218,8 @@ class LocalEngine:
             if given_up and {each.name for each in self._lost} >= {*given_up}:
                 failed = failed or [*self._lost]
                 give_up_at = min(give_up_at, monotonic() + GRACE_S)
+            if monotonic() >= ask_at:
+                late, ask_at = lost(), float("inf")
             if self._only_late_ones(late):
                 give_up_at = min(give_up_at, monotonic() + LATE_S)
         if failed:

@@ -206,8 +206,12 @@ class LocalUpdates(Strategy):
             yield from self._exchange(model, nan, 0.0)
 
     def end(self, model: Model) -> Program:
-        assert self._ops is not None
         yield from self.flush(model)
+        yield from self._leave()
+
+    def _leave(self) -> Program:
+        """Wait until all workers have come to their end."""
+        assert self._ops is not None
         if self.uses_servers:
             yield from self._ops.end()
         else:
@@ -274,15 +278,23 @@ class FedAvg(LocalUpdates):
     Settings: ClassVar[type[StrategySettings]] = FedAvgSettings
     source: ClassVar[str] = "McMahan et al. 2017, algorithm 1"
     idle_rounds: int = 0  # all have one round, whatever they have of batches
+    _due = False
 
     def period(self, clock: int) -> int:
         return 0
 
     def exchanges_after(self, epoch: int) -> bool:
-        return (epoch + 1) % int(self.settings.local_epochs) == 0
+        exchanges = (epoch + 1) % int(self.settings.local_epochs) == 0
+        self._due = not exchanges  # at the end, if no other epoch comes
+        return exchanges
 
     def flush(self, model: Model) -> Program:
         yield from self._exchange(model, nan, 0.0)  # a worker without data as well
+
+    def end(self, model: Model) -> Program:
+        if self._due or self._steps:
+            yield from self.flush(model)
+        yield from self._leave()
 
     def takes_part(self, clock: int) -> bool:
         workers = self.options.workers

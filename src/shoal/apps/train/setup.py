@@ -163,7 +163,7 @@ def updates_of(spec: JobSpec, splits: list[Any], kind: type[Strategy]) -> int:
     steps = [spec.max_steps or spec.epochs * each for each in batches]
     if kind.in_step or kind.on_workers:
         return max(steps)
-    period = kind(spec.strategy_options(1)).period(0)
+    period = max(1, kind(spec.strategy_options(1)).period(0))
     return sum(-(-each // period) for each in steps)
 
 

@@ -58,7 +58,7 @@ def test_every_strategy_runs_on_four_workers(strategy, tmp_path):
             ["--strategy", "p2p", "--on-worker-loss", "drop", "--collective", "gloo"],
             "leave out --collective gloo",
         ),
-        (["--strategy", "p2p", "--on-worker-loss", "replace"], "only stop or drop"),
+        (["--strategy", "p2p", "--on-worker-loss", "replace"], "can be 'stop' or 'drop'"),
         (["--on-timeout", "drop", "--slow-workers", "drop"], "give one of them"),
         (["--strategy", "nothing.py:Mine"], "nothing.py"),
         (["--strategy", "diloco", "--on-worker-loss", "reassign"], "counts one batch a clock"),

@@ -111,7 +111,7 @@ class Thaw:
     def answered(self, sender: NodeId, message: ViewRefused, out: Effects) -> None:
         """Count a server that has refused the promised view; hand over a newer view."""
         view = self._view
-        if view is None or message.adopted > view.id:
+        if view is None or message.adopted > view.id or message.view not in (self._asked, NO_VIEW):
             return
         if message.view == self._asked:
             self._refused_by.add(sender)

@@ -88,7 +88,8 @@ def write_files(folder: Path) -> None:
 
 
 def _write_comparison(path: Path) -> None:
-    options = {"strategy": ["sync", "ssp"], "staleness": [1, 2], "seeds": 2, "pace": "1,2"}
+    options = {"strategy": ["sync", "ssp"], "staleness": [1, 2], "seeds": 2}
+    options |= {"simulated": True, "pace": "1,2"}
     comparison = comparison_from({}, options)
     folder = ComparisonFolder(path)
     path.mkdir()

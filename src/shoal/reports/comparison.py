@@ -96,7 +96,7 @@ class ComparedRuns:
         return round(steps * THRESHOLD_STEP, 3)
 
     def unlike_samples(self) -> str:
-        """What to know where runs of one seed have trained on unlike numbers of samples."""
+        """Which cells' first runs have trained on unlike numbers of samples; empty if none."""
         trained = {
             cell.name: sum(sum(steps["samples"]) for steps in run.steps.values())
             for cell in self.cells

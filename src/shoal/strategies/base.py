@@ -273,6 +273,12 @@ WAITED_FOR = "are asked and waited for; drop: they leave the run"
 NOBODY_WAITS = "no worker waits for another before the end"
 
 
+def restore(held: dict[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Take in tensors of a loaded state: in place, where they are the model's or prepared."""
+    for name, values in state.items():
+        held.setdefault(name, values).copy_(values)
+
+
 def table_specs(
     model: Model,
     options: StrategyOptions,

@@ -20,6 +20,7 @@ from shoal.strategies.base import (
     StepResult,
     StrategyOptions,
     TableOps,
+    restore,
     strategies,
 )
 from shoal.strategies.servers import ServerStrategy
@@ -272,8 +273,7 @@ class DoubleBuffering(ServerStrategy):
         return {"values": self._values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for buffer, values in state["values"].items():  # in place, where they are the model's
-            self._values.setdefault(buffer, values).copy_(values)
+        restore(self._values, state["values"])
 
 
 for each in (Downpour, DelayCompensated, DoubleBuffering):

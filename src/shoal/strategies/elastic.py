@@ -25,6 +25,7 @@ from shoal.strategies.base import (
     Strategy,
     StrategyOptions,
     TableOps,
+    restore,
     strategies,
     table_specs,
 )
@@ -141,8 +142,7 @@ class EASGD(Strategy):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._inner.load_state_dict(state)
         self._steps = int(state["steps"])
-        for buffer, values in state["values"].items():  # in place, where they are the model's
-            self._values.setdefault(buffer, values).copy_(values)
+        restore(self._values, state["values"])
 
 
 class EAMSGD(EASGD):
@@ -206,8 +206,7 @@ class EAMSGD(EASGD):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        for buffer, velocity in state["velocity"].items():
-            self._velocity.setdefault(buffer, velocity).copy_(velocity)
+        restore(self._velocity, state["velocity"])
 
 
 for each in (EASGD, EAMSGD):

@@ -187,10 +187,9 @@ class Sync(ServerStrategy):
 
     With `quorum` = k a step takes the gradients of k workers, and of those that push within
     `grace_s` seconds after the k-th (backup workers). A gradient that comes later is dropped, and
-    its worker goes on with the present step, and the batch that it has for it. Workers without data
-    count in a quorum as well, so it is for even splits. With `merge` "median" or "trimmed_mean" one
-    worker with wrong gradients has little influence: g is then taken element by element, without
-    weights.
+    its worker leaves out the batches of steps that are over. Workers without data count in a quorum
+    as well, so it is for even splits. With `merge` "median" or "trimmed_mean" one worker with wrong
+    gradients has little influence: g is then taken element by element, without weights.
 
     State: none but the tables. A worker that is late for a step is waited for, or dropped (quorum).
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.strategies.base import StrategyOptions
+from shoal.strategies.base import StrategyOptions, restore
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,6 +71,5 @@ class WorkerOptimizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` has returned."""
         self.updates = int(state["updates"])
-        for buffer, slots in state["slots"].items():  # in place: what was prepared holds them
-            for name, values in slots.items():
-                self._slots.setdefault(buffer, {}).setdefault(name, values).copy_(values)
+        for buffer, slots in state["slots"].items():
+            restore(self._slots.setdefault(buffer, {}), slots)

@@ -156,6 +156,7 @@ def test_a_run_that_was_killed_has_no_model(tmp_path):
 @pytest.mark.parametrize("model", ["lr", "deepfm"])
 def test_a_scorer_follows_a_run_under_way(tmp_path, model):
     """Until the run's workers have finished; the run ends when the scorer has left."""
+    attach = shoal_.ctr.Scorer  # imports torch, which may take longer than the run
     epochs = {"lr": 40, "deepfm": 6}[model]
     words = ("--model", model, "--epochs", str(epochs), "--title", "followed", "--json")
     run = subprocess.Popen(
@@ -168,7 +169,7 @@ def test_a_scorer_follows_a_run_under_way(tmp_path, model):
     until(lambda: [*tmp_path.glob("shoal-runs/followed-*/scheduler")])
     [folder] = tmp_path.glob("shoal-runs/followed-*")
     rows, seen = ["1 3 5", "2 4"], []
-    with shoal_.ctr.Scorer(folder, max_age_s=0.0) as scorer:
+    with attach(folder, max_age_s=0.0) as scorer:
         while scorer.training:
             seen.append(scorer.predict(rows, labelled=False).tolist())
         trained = scorer.predict(rows, labelled=False)

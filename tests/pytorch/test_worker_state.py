@@ -8,6 +8,7 @@ from shoal.errors import DataCorrupt
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.views import View
 from shoal.pytorch.worker_state import WorkerStates
+from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import folder_of
 
 VIEW = View(1, 1, (), ())
@@ -35,6 +36,13 @@ def test_a_strategys_state_comes_back_as_it_was(tmp_path):
     assert states(tmp_path).take_up(20, nn.Flatten()) is None
 
 
+def test_states_without_tensors_come_back_as_well(tmp_path):
+    empty = {"updates": 3, "slots": {"float32": {}}, "none": {}}
+    states(tmp_path).reached(VIEW, 10, nn.Flatten(), lambda: empty)
+    back = states(tmp_path).take_up(10, nn.Flatten())
+    assert {**back, "updates": int(back["updates"])} == empty
+
+
 def test_a_clock_is_written_once_when_it_is_reached(tmp_path):
     """Local steps after an exchange have the same clock, and other states."""
     one = states(tmp_path)
@@ -57,6 +65,23 @@ def test_a_worker_that_joins_writes_no_earlier_clock(tmp_path):
     one.reached(VIEW, 27, nn.Flatten())
     one.reached(VIEW, 28, nn.Flatten())
     assert written(tmp_path) == []
+
+
+def test_workers_that_make_a_checkpoint_by_themselves_keep_their_parameters(tmp_path):
+    module, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    for rank in range(2):
+        one = WorkerStates(tmp_path, rank, CheckpointClocks(10), workers=2, keep=1)
+        for clock in (10, 20):
+            assert not Checkpoints(tmp_path).complete() or rank
+            one.reached(VIEW, clock, module)
+    assert Checkpoints(tmp_path).complete() == [10, 20]
+    WorkerStates(tmp_path, 0, CheckpointClocks(10), workers=2, keep=1).reached(VIEW, 30, module)
+    assert sorted(int(each.name) for each in tmp_path.iterdir()) == [20, 30]
+    assert Checkpoints(tmp_path).choose() == 20
+    states(tmp_path).take_up(20, other)
+    assert torch.equal(other.weight, module.weight)
+    with pytest.raises(DataCorrupt, match="is no state of this worker"):
+        states(tmp_path).take_up(20, nn.Linear(3, 1))
 
 
 def test_a_state_of_another_module_is_refused(tmp_path):

@@ -50,6 +50,7 @@ def refused(tmp_path, monkeypatch):
         ("train dogits", "unknown dataset 'dogits'"),
         ("train digits --strategy sink", "unknown strategy 'sink'"),
         ("train digits --assignment odd", "odd"),
+        ("train digits --strategy p2p --checkpoint-every-s 5", "use --checkpoint-every"),
         ("train digits --resume .", "is not the folder of a run"),
         ("train digits --workers 0", "workers: expected `int` >= 1"),
         ("run --resume . script.py", "no complete checkpoint"),

@@ -111,6 +111,15 @@ def test_parameters_that_are_spread_are_the_writers():
     assert not any(each.pushes for each in exchanges)
 
 
+def test_a_run_with_other_fragments_is_not_continued():
+    (worker,) = train("streaming_diloco", around(1, 8), access=SMALL, tau=4, fragments=2)
+    state = worker.strategy.state_dict()
+    (other,) = train("streaming_diloco", around(1, 8), access=SMALL, tau=4, fragments=1)
+    other.strategy.load_state_dict(state)
+    with pytest.raises(InvalidValue, match="had 2 fragments, and not 1: resume it with as many"):
+        other.strategy._continue(other.model)
+
+
 def test_what_was_not_exchanged_is_exchanged_at_the_end():
     """Three steps of one worker, and tau of 8: the parameters have come as far as the steps."""
     settings = {"tau": 8, "fragments": 2, "outer_lr": 1.0, "outer_momentum": 0.0}

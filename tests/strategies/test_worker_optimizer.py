@@ -1,7 +1,9 @@
 """The optimizer on a worker equals the access method on a server, and its state can be restored."""
 
+import pytest
 import torch
 
+from shoal.errors import InvalidValue
 from shoal.strategies.base import StrategyOptions
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import Access
@@ -32,6 +34,17 @@ def test_a_restored_optimizer_goes_on_as_if_nothing_had_happened():
     other, restored = made(optimizer.state_dict())
     restored.x.copy_(half)
     assert torch.equal(stepped(other, restored, 3, first=4), whole)
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    optimizer, model = made()
+    stepped(optimizer, model, 1)
+    other = WorkerOptimizer(StrategyOptions(Access("sgd", {"lr": 0.1, "momentum": 0.9})))
+    other.load_state_dict(optimizer.state_dict())
+    with pytest.raises(
+        InvalidValue, match=r"has exp_avg, exp_avg_sq for each .* this optimizer has momentum"
+    ):
+        other.bind(model, model.grads)
 
 
 def test_a_callers_own_update_is_called_in_its_place():

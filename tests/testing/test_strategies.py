@@ -6,6 +6,7 @@ import torch
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import Exchange
 from shoal.strategies import strategies
+from shoal.strategies.allreduce import AllReduceSGD
 from shoal.strategies.servers import Sync
 from shoal.testing import strategies as suite
 
@@ -51,6 +52,15 @@ class Forgetful(Sync):
         return {"something": 1}
 
 
+class Uncounted(AllReduceSGD):
+    name, summary = "uncounted", "has no servers, and does not count its exchanges"
+
+    def step(self, model, batch):
+        found = yield from super().step(model, batch)
+        self.clock = 0
+        return found
+
+
 @pytest.mark.parametrize(
     ("kind", "law", "error"),
     [
@@ -58,6 +68,7 @@ class Forgetful(Sync):
         (KeepsItsOwn, suite.ends_with_equal_parameters, AssertionError),
         (Moody, suite.a_seed_gives_one_run, AssertionError),
         (Forgetful, suite.says_what_it_is, InvalidValue),
+        (Uncounted, suite.says_what_it_is, AssertionError),
     ],
 )
 def test_a_wrong_strategy_is_found_by_the_law_for_it(kind, law, error):

@@ -45,7 +45,7 @@ from shoal.reports.comparison import CellRuns, load_comparison
 from shoal.reports.events import load_run, time_to, write_tables
 from shoal.reports.figures import figures_of
 from shoal.reports.live import Live
-from shoal.storage.checkpoints import Writer
+from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.journal import Journal
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
@@ -119,9 +119,7 @@ def checkpoint(run: Path) -> str:
 
 def pruned(run: Path) -> None:
     """As a server does, which goes on where it cannot."""
-    writer = Writer(lambda: RunFolder(run).checkpoints, keep=1)
-    writer._prune()
-    writer.close()
+    Checkpoints(RunFolder(run).checkpoints).keep(1)
 
 
 def taken_up(run: Path) -> str:

@@ -83,6 +83,11 @@ class ResumableRun(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=
         """Whether there are to be checkpoints."""
         return self.checkpoint_every > 0 or self.checkpoint_every_s > 0
 
+    @property
+    def uses_servers(self) -> bool:
+        """Whether the parameters are in tables on servers."""
+        return self.servers > 0
+
 
 class FaultTolerantRun(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run that may continue without some of its workers."""

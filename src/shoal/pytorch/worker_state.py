@@ -2,7 +2,8 @@
 
 Each worker writes a file beside a checkpoint's rows when it reaches the checkpoint's clock. With it
 a resumed run draws the random numbers that the first run would have drawn, such as dropout's, and
-an optimizer that runs on the worker goes on as it would have.
+an optimizer that runs on the worker goes on as it would have. Without servers these files are the
+checkpoint, and have the module's parameters as well.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from torch import Tensor, nn
 from shoal.errors import DataCorrupt
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.views import View
+from shoal.storage.checkpoints import WORKERS, Checkpoints
 from shoal.storage.run_folder import folder_of
 from shoal.storage.verified import read_verified, write_verified
 
-_BUFFER, _STRATEGY = "buffer.", "strategy/"
+_BUFFER, _PARAMETER, _STRATEGY = "buffer.", "parameter.", "strategy/"
+_NONE = torch.empty(0)
 State = Mapping[str, Any]  # of a strategy: names to tensors, whole numbers or further states
-_MISFITS = (LookupError, ValueError, TypeError, RuntimeError, OverflowError)
+MISFITS = (LookupError, ValueError, TypeError, RuntimeError, OverflowError)
 
 log = logging.getLogger("shoal.worker")
 
@@ -40,13 +43,25 @@ class WorkerStates:
         rank: the worker's.
         markers: the clocks that have a checkpoint.
         offset: clock of the checkpoint from which the run was resumed.
+        workers: how many make a checkpoint by themselves, without servers; 0: with servers.
+        keep: number of such checkpoints to keep, the last ones; 0: all.
     """
 
-    def __init__(self, folder: Path, rank: int, markers: CheckpointClocks, offset: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rank: int,
+        markers: CheckpointClocks,
+        offset: int = 0,
+        workers: int = 0,
+        keep: int = 0,
+    ) -> None:
         self._folder = folder
         self._rank = rank
         self._markers = markers
         self._offset = offset
+        self._workers = workers
+        self._keep = keep
         self._clock = -1  # that was reached last
 
     def reached(
@@ -61,7 +76,9 @@ class WorkerStates:
         before, self._clock = self._clock, clock
         due = self._markers.latest(clock)  # a worker that was late for rounds leaves out clocks
         if due > before >= 0 or (before < 0 and self._markers.at(clock)):
-            write_state(self._path(due + self._offset), module, state())
+            write_state(self._path(due + self._offset), module, state(), self._workers)
+            if self._workers and not self._rank:
+                Checkpoints(self._folder).keep(self._keep)
 
     def take_up(self, clock: int, module: nn.Module) -> State | None:
         """Restore the state at a checkpoint; returns the strategy's, or None if there is none.
@@ -77,8 +94,10 @@ class WorkerStates:
             with torch.no_grad():
                 for name, buffer in module.named_buffers():
                     buffer.copy_(tensors[_BUFFER + name])
+                for name, parameter in module.named_parameters() if WORKERS in metadata else ():
+                    parameter.copy_(tensors[_PARAMETER + name])
             _set_random_state(tensors, metadata["python"])
-        except _MISFITS as error:
+        except MISFITS as error:
             raise DataCorrupt(f"{path} is no state of this worker: {error}") from None
         return _nested({n: each for n, each in tensors.items() if n.startswith(_STRATEGY)})
 
@@ -86,17 +105,24 @@ class WorkerStates:
         return self._folder / folder_of(clock) / f"worker-{self._rank}.safetensors"
 
 
-def write_state(path: Path, module: nn.Module, state: State) -> None:
+def write_state(path: Path, module: nn.Module, state: State, workers: int = 0) -> None:
     """Write this process's random state, a module's buffers and a strategy's state.
 
     A failure is logged.
+
+    Args:
+        workers: how many make a checkpoint by themselves: it has the module's parameters as well.
     """
     tensors, python = _random_state()
-    buffers = dict(module.named_buffers())
-    tensors |= {_BUFFER + n: each.detach().contiguous() for n, each in buffers.items()}
-    tensors |= {n: each.contiguous() for n, each in _flat(state, _STRATEGY)}
+    told = {"python": python}
+    held = {_BUFFER + name: each for name, each in module.named_buffers()}
+    if workers:
+        held |= {_PARAMETER + name: each for name, each in module.named_parameters()}
+        told[WORKERS] = str(workers)
+    tensors |= {name: each.detach().contiguous() for name, each in held.items()}
+    tensors |= {name: each.contiguous() for name, each in _flat(state, _STRATEGY)}
     try:
-        write_verified(path, tensors, {"python": python})
+        write_verified(path, tensors, told)
     except (OSError, SafetensorError, ValueError) as error:  # training goes on
         log.warning("the worker's state could not be written: %s", error)
 
@@ -104,7 +130,7 @@ def write_state(path: Path, module: nn.Module, state: State) -> None:
 def _flat(state: State, prefix: str) -> Iterator[tuple[str, Tensor]]:
     for name, value in state.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
+            yield from _flat(value, f"{prefix}{name}/") if value else [(f"{prefix}{name}/", _NONE)]
         else:
             yield prefix + name, torch.as_tensor(value).detach()
 
@@ -116,7 +142,8 @@ def _nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         into = state
         for each in folders:
             into = into.setdefault(each, {})
-        into[name] = tensor
+        if name:  # or the state is empty
+            into[name] = tensor
     return state
 
 

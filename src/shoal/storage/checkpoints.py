@@ -1,7 +1,8 @@
 """Checkpoints on disk, written during training: a folder for each clock, a file for each shard.
 
 A file is written whole, and has a checksum and the names of all tables of the run. A checkpoint is
-complete when its files cover every table: no other file says so.
+complete when its files cover every table: no other file says so. That of a run without servers has
+no rows, but a file of each worker, which says how many there are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from shoal.storage.shards import SINCE, SINCE_CRC, SavedShards, Tables, with_ear
 from shoal.storage.verified import read_told, read_verified, write_verified
 from shoal.tables.spec import TableSpec
 
+WORKERS = "workers"  # in what a worker's file says: how many make a checkpoint without rows
 WAITING_BYTES = 1 << 30  # of shards that wait to be written; a single one may be larger
 
 log = logging.getLogger("shoal.checkpoints")
@@ -91,16 +93,9 @@ class Writer:
                 log.warning("checkpoint %d could not be written: %s", save.clock, error)
                 self._left_out()
             else:
-                self._prune()
+                Checkpoints(self._folder()).keep(self._keep)
             with self._lock:
                 self._bytes -= _size(save)
-
-    def _prune(self) -> None:
-        try:
-            if self._keep:
-                Checkpoints(self._folder()).prune(self._keep)
-        except (OSError, UsageError) as error:  # the next write tries again
-            log.info("older checkpoints could not be removed: %s", error)
 
 
 def _size(save: Save) -> int:
@@ -211,6 +206,14 @@ class Checkpoints:
             if clock < oldest and self.path(clock) not in needed:
                 rmtree(self.path(clock), ignore_errors=True)
 
+    def keep(self, count: int) -> None:
+        """Prune, after a write: if that fails, the next one tries again. 0 keeps all."""
+        try:
+            if count:
+                self.prune(count)
+        except (OSError, UsageError) as error:
+            log.info("older checkpoints could not be removed: %s", error)
+
     def path(self, clock: int) -> Path:
         return self.folder / folder_of(clock)
 
@@ -228,32 +231,44 @@ class Checkpoints:
 
         unreadable:  whether it counts as complete where a file is damaged
         """
+        try:
+            alone = self._alone(clock)
+            lacking = "" if alone else self._lacks_rows(clock)
+        except DataMissing as error:
+            return error.message
+        except UnknownFormat:
+            raise
+        except (ValueError, UsageError) as error:
+            return "" if unreadable else str(error)
+        workers = range(max(alone, self._workers))
+        files = (self.path(clock) / f"worker-{rank}.safetensors" for rank in workers)
+        return lacking or next((f"{each} is not there" for each in files if not each.is_file()), "")
+
+    def _alone(self, clock: int) -> int:
+        """The workers that make a checkpoint without servers, as one of them says; else 0."""
+        files = sorted(self.path(clock).glob("worker-*.safetensors"))
+        if not files or self._files(clock):
+            return 0
+        return int(read_told(files[0]).get(WORKERS, 0))
+
+    def _lacks_rows(self, clock: int) -> str:
+        """What is lacking of the tables."""
         held: defaultdict[str, list[KeyRange]] = defaultdict(list)
         specs: dict[str, TableSpec] = {}
         wanted: dict[str, Path] = {}  # tables, and a file that names each
         for path in self._files(clock):
-            try:
-                with_earlier(path)
-                told = read_told(path)
-                tables = msgspec.json.decode(told.get("tables", ""), type=Tables)
-                names = msgspec.json.decode(told.get("all", ""), type=list[str])
-                for spec, rows in tables:
-                    specs[spec.name] = spec
-                    held[spec.name].append(KeyRange(*rows))
-            except DataMissing as error:
-                return error.message
-            except UnknownFormat:
-                raise
-            except (ValueError, UsageError) as error:
-                return "" if unreadable else str(error)
+            with_earlier(path)
+            told = read_told(path)
+            tables = msgspec.json.decode(told.get("tables", ""), type=Tables)
+            names = msgspec.json.decode(told.get("all", ""), type=list[str])
+            for spec, rows in tables:
+                specs[spec.name] = spec
+                held[spec.name].append(KeyRange(*rows))
             wanted.update(dict.fromkeys(names, path))
         for name, path in wanted.items():
             if name not in specs or not tiles(sorted(held[name]), specs[name].keys.stop):
                 return f"{path} names table {name!r}, and not all rows of it are there"
-        if not wanted:
-            return f"{self.path(clock)} has no rows"
-        files = (self.path(clock) / f"worker-{rank}.safetensors" for rank in range(self._workers))
-        return next((f"{each} is not there" for each in files if not each.is_file()), "")
+        return "" if wanted else f"{self.path(clock)} has no rows"
 
     def _damage(self, clock: int) -> str:
         """The damage of the first file that is not as it was written; "" if all are."""

@@ -35,8 +35,8 @@ class AllReduceSGD(Strategy):
 
         g = sum_i w_i g_i / sum_i w_i        theta <- update(theta, g)
 
-    State: the access method's slots and the number of updates, in `state_dict`; the caller's own
-    with `StrategyOptions.update`.
+    State: the parameters; the access method's slots and the number of updates, in `state_dict`, or
+    the caller's own with `StrategyOptions.update`. They are the same on all workers.
 
     Args:
         options: the optimizer (`access`) and the usual batch weight (`batch`).
@@ -51,7 +51,7 @@ class AllReduceSGD(Strategy):
     uses_servers: bool = False
     on_workers: ClassVar[bool] = True
     source: ClassVar[str] = "Patarasuk & Yuan 2009, section 3"
-    kept: ClassVar[str] = "on each worker, in no checkpoint"
+    kept: ClassVar[str] = "on each worker; checkpoints have it"
     late: ClassVar[str] = "all workers are waited for; there is no drop"
 
     def __init__(self, options: StrategyOptions) -> None:
@@ -81,6 +81,7 @@ class AllReduceSGD(Strategy):
         total = yield from self.average(weight)
         if total:
             self._optimizer.step(self.rates)
+        self.clock += 1
         return StepResult(loss, weight, total * self.options.batch)
 
     def average(self, weight: float) -> Generator[Any, Any, float]:

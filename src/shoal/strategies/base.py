@@ -126,7 +126,6 @@ class Strategy(ABC):
         uses_servers: whether the parameters are in tables on servers.
         takes_copies: whether workers' data may overlap (`--redundancy`).
         idle_rounds: rounds of workers in step without batches at the end of an epoch.
-        resumes: whether a run can continue from a checkpoint.
         repeats: whether each `redundancy` workers of consecutive ranks have the same batches.
         leaves_out: whether a worker leaves out the batches of rounds that have closed without it.
         bears_losses: whether workers without servers go on without one that is lost.
@@ -137,6 +136,8 @@ class Strategy(ABC):
         late: what happens to workers that are late, by `--on-timeout`.
         options, settings: as given.
         rates: by buffer, the learning rate in place of the optimizer's; for torch's lr_schedulers.
+        clock: this worker's exchanges in this run. Without servers the strategy counts them here,
+            for its checkpoints.
     """
 
     name: ClassVar[str]
@@ -145,7 +146,6 @@ class Strategy(ABC):
     uses_servers: bool = True
     takes_copies: ClassVar[bool] = False
     idle_rounds: int = 1
-    resumes: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
     leaves_out: bool = False
     bears_losses: ClassVar[bool] = False
@@ -159,6 +159,7 @@ class Strategy(ABC):
         self.options = options
         self.settings: Any = settings_of(self.name, self.Settings, options.settings)
         self.rates: Mapping[str, float] = {}
+        self.clock = 0
 
     @classmethod
     def with_servers(cls, settings: Mapping[str, Any]) -> bool:
@@ -201,6 +202,9 @@ class Strategy(ABC):
             model: the worker's model.
             rank: the worker's rank; -1 for one that never writes.
             clock: the clock at which the worker joins.
+
+        Without servers, the model of a run that continues another (`options.passed`) has the
+        parameters that the worker of this rank had.
         """
 
     @abstractmethod
@@ -239,7 +243,10 @@ class Strategy(ABC):
         yield from ()
 
     def state_dict(self) -> dict[str, Any]:
-        """The strategy's state on this worker."""
+        """The strategy's state on this worker: names to tensors, numbers or further states.
+
+        Without servers, checkpoints have the model's parameters beside it.
+        """
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

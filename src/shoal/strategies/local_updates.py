@@ -58,9 +58,9 @@ class LocalUpdates(Strategy):
     not) and who takes part (`takes_part`).
 
     State: on each worker the inner optimizer's slots, in `state_dict`; the outer optimizer's slots
-    are in the tables, and so are the parameters of the last exchange (on workers, without servers,
-    and then in no checkpoint). A worker that is late for a
-    round is waited for, unless `consistency` has another rule.
+    are in the tables, and so are the parameters of the last exchange; without servers all of it is
+    on workers, and the same on all but for the inner optimizer's. A worker that is late for a round
+    is waited for, unless `consistency` has another rule.
     """
 
     in_step: ClassVar[bool] = True
@@ -68,8 +68,8 @@ class LocalUpdates(Strategy):
     Settings: ClassVar[type[StrategySettings]] = AveragingSettings
     consistency: Consistency = bsp()
     kept: ClassVar[str] = (
-        "the inner optimizer's on each worker, the rest in the tables; checkpoints have both "
-        "(exchange=allreduce: on workers, in no checkpoint)"
+        "the inner optimizer's on each worker, the rest in the tables (exchange=allreduce: on "
+        "each worker); checkpoints have both"
     )
     late: ClassVar[str] = f"late workers {WAITED_FOR} (exchange=allreduce: there is no drop)"
 
@@ -84,7 +84,6 @@ class LocalUpdates(Strategy):
         self._before: dict[str, Tensor] = {}  # by buffer: the parameters of the last exchange
         self._weight = 0.0  # of the batches since then
         self._steps = 0
-        self.clock = 0
 
     @classmethod
     def with_servers(cls, settings: Mapping[str, Any]) -> bool:
@@ -127,10 +126,11 @@ class LocalUpdates(Strategy):
         self._weight, self._steps = 0.0, 0
         if not self.uses_servers:
             self._mean = WeightedMean(wires)
-            self._outer = WorkerOptimizer(
-                replace(self.options, access=self.outer(), accesses={}, update=None)
-            )
+            self._outer = self._outer or self._new_outer()
             self._outer.bind(_Parameters(self._before), self._moved)
+
+    def _new_outer(self) -> WorkerOptimizer:
+        return WorkerOptimizer(replace(self.options, access=self.outer(), accesses={}, update=None))
 
     def spread(self, model: Model, writes: bool) -> Program:
         """Replace the parameters of all workers, and the tables', by those of the one that
@@ -218,10 +218,14 @@ class LocalUpdates(Strategy):
             yield from leave_together(self.options.prefix)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._inner.state_dict()
+        outer = {"outer": self._outer.state_dict()} if self._outer is not None else {}
+        return {**self._inner.state_dict(), **outer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._inner.load_state_dict(state)
+        if not self.uses_servers:
+            self._outer = self._new_outer()
+            self._outer.load_state_dict(state["outer"])
 
 
 class ModelAveraging(LocalUpdates):

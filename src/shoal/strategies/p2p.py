@@ -52,7 +52,8 @@ class PeerToPeer(Strategy):
 
         x_i <- x_i + sum_{j: x_j is new} (x_j - x_i) / (d + 1)
 
-    State: the parameters and the optimizer's slots of each worker, in no checkpoint. With
+    State: the parameters and the optimizer's slots of each worker. A checkpoint has them, if every
+    worker has come to its clock: there is none after one of them has no batches left. With
     `--on-worker-loss drop` the others go on without a worker that is lost, and on a ring its
     neighbours become each other's. If one is lost in the mean at the end, the others keep their own
     parameters. `shoal.Optimizer.flush` takes that mean as well; until then workers differ.
@@ -66,11 +67,10 @@ class PeerToPeer(Strategy):
     uses_servers: bool = False
     on_workers: ClassVar[bool] = True
     takes_copies: ClassVar[bool] = True
-    resumes: ClassVar[bool] = False
     bears_losses: ClassVar[bool] = True
     Settings: ClassVar[type[StrategySettings]] = PeerToPeerSettings
     source: ClassVar[str] = "Lian et al. 2017, algorithm 1"
-    kept: ClassVar[str] = "on each worker, in no checkpoint"
+    kept: ClassVar[str] = "on each worker; checkpoints have it, while all workers have batches"
     late: ClassVar[str] = (
         "late neighbours are waited for; drop: the others go on without them until they are back; "
         "mode=async: no worker waits"
@@ -90,7 +90,8 @@ class PeerToPeer(Strategy):
         return []
 
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
-        yield from self.spread(model, rank == 0)
+        if not self.options.passed:
+            yield from self.spread(model, rank == 0)
         self._inner.bind(model, model.grads)
         self._average = WeightedMean(model.wires)
 
@@ -103,6 +104,7 @@ class PeerToPeer(Strategy):
         if weight:
             self._inner.step(self.rates)
         self._steps += 1
+        self.clock += 1
         self._clocks[self.options.rank] = self._steps
         yield from self._exchange(model, "all" if self._in_order else "none")
         return StepResult(loss, weight)
@@ -197,6 +199,13 @@ class PeerToPeer(Strategy):
         except RingBroken:  # leave at once, so that others do not wait for a sum with this worker
             return
         yield from leave_together(self.options.prefix)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._inner.state_dict(), "steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._inner.load_state_dict(state)
+        self._steps = int(state["steps"])
 
 
 strategies.add(PeerToPeer.name, PeerToPeer)

@@ -59,7 +59,6 @@ class ServerStrategy(Strategy):
         self._ops: TableOps | None = None
         self._asked: Exchange | None = None
         self._asked_with: tuple[float, Mapping[str, float]] = 1.0, {}
-        self.clock = 0
 
     def tables(self, model: Model) -> list[TableSpec]:
         return table_specs(model, self.options, self.consistency)

@@ -17,6 +17,7 @@ from shoal.strategies.base import (
     StepResult,
     StrategyOptions,
     byte_view,
+    restore,
     strategies,
     table_specs,
 )
@@ -40,10 +41,10 @@ class StreamingDiLoCo(LocalUpdates):
     At the end of an epoch all fragments are exchanged, one after the other. With one fragment and
     no overlap it is "diloco".
 
-    State: the inner optimizer's slots, in `state_dict`; the outer optimizer's are in the tables.
-    What a worker has not exchanged yet is in no checkpoint: `--resume` is refused, and a worker
-    that takes the place of another begins from the tables, without what that one had not exchanged.
-    A worker that is late for a round is waited for.
+    State: on each worker its parameters and the inner optimizer's slots, in `state_dict`; the outer
+    optimizer's slots are in the tables, and so are the parameters of each fragment's last exchange.
+    A worker that takes the place of another begins from the tables, without what that one had not
+    exchanged. A worker that is late for a round is waited for.
 
     References:
         Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", section 2 (H: tau,
@@ -54,9 +55,9 @@ class StreamingDiLoCo(LocalUpdates):
     summary: ClassVar[str] = "DiLoCo in fragments, exchanged in turn while inner steps go on"
     Settings = StreamingDiLoCoSettings
     source: ClassVar[str] = "Douillard et al. 2025, section 2"
-    resumes: ClassVar[bool] = False
     kept: ClassVar[str] = (
-        "what is not exchanged yet is in no checkpoint, so that there is no resume"
+        "the parameters and the inner optimizer's on each worker, the outer's in the tables; "
+        "checkpoints have both"
     )
     late: ClassVar[str] = f"late workers {WAITED_FOR}"
 
@@ -76,7 +77,9 @@ class StreamingDiLoCo(LocalUpdates):
         self._fresh: dict[str, Tensor] = {}  # by buffer: what is pulled
         self._fragments: list[tuple[tuple[PushOp, ...], tuple[PullOp, ...]]] = []
         self._owed: list[float] = []  # by fragment: weight of the batches since its last exchange
-        self._under_way: tuple[int, int] | None = None  # the ticket and the fragment
+        # The ticket, if it was not the run before that asked, and the fragment.
+        self._under_way: tuple[int | None, int] | None = None
+        self._values: dict[str, Tensor] = {}  # the model's, or those of the run before
 
     def outer(self) -> Access:
         return momentum_sgd(self.settings.outer_lr, self.settings.outer_momentum, nesterov=True)
@@ -94,15 +97,25 @@ class StreamingDiLoCo(LocalUpdates):
         return ceil(rows / int(self.settings.fragments))
 
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
-        import torch
-
         yield from super().begin(model, rank, clock)
-        self._fresh = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
+        self._fresh = {buffer: each.clone() for buffer, each in model.values.items()}
         made = [self._ops_of(number) for number in range(self.settings.fragments)]
         self._fragments = [each for each in made if each[0]]  # of small models, some have no rows
-        self._owed = [0.0] * len(self._fragments)
-        self._under_way = None
         self.idle_rounds = len(self._fragments)  # until none is owed any more
+        self._continue(model)
+
+    def _continue(self, model: Model) -> None:
+        """Go on as the run before, if there is one, whose fragment under way is in the tables."""
+        if not self._values:
+            self._owed, self._under_way = [0.0] * len(self._fragments), None
+        elif len(self._owed) != len(self._fragments):
+            raise InvalidValue(
+                f"the run before had {len(self._owed)} fragments, and not {len(self._fragments)}: "
+                "resume it with as many"
+            )
+        for buffer, values in model.values.items():
+            values.copy_(self._values.get(buffer, values))
+        self._values = model.values
 
     def _range(self, number: int, values: Tensor) -> KeyRange:
         rows = self._rows(len(values))
@@ -151,7 +164,7 @@ class StreamingDiLoCo(LocalUpdates):
         if self._under_way is None:
             return -1.0
         (ticket, number), self._under_way = self._under_way, None
-        outcome: Outcome = yield Wait(ticket)
+        weight = yield from self._outcome(ticket)
         mixing = self.settings.mixing if self._steps else 0.0
         for buffer, values in model.values.items():
             held = self._range(number, values)
@@ -159,6 +172,13 @@ class StreamingDiLoCo(LocalUpdates):
             fresh = self._fresh[buffer][part]
             values[part].mul_(mixing).add_(fresh, alpha=1 - mixing)
             self._before[buffer][part].copy_(fresh)
+        return weight
+
+    def _outcome(self, ticket: int | None) -> Generator[Any, Any, float]:
+        """Wait for an exchange, and return its round's weight; -1 if the run before had asked."""
+        if ticket is None:
+            return -1.0
+        outcome: Outcome = yield Wait(ticket)
         return outcome.round_weight
 
     def flush(self, model: Model) -> Program:
@@ -173,7 +193,7 @@ class StreamingDiLoCo(LocalUpdates):
 
     def spread(self, model: Model, writes: bool) -> Program:
         if self._under_way is not None:  # it belongs to the parameters that are replaced
-            yield Wait(self._under_way[0])
+            yield from self._outcome(self._under_way[0])
             self._under_way = None
         yield from super().spread(model, writes)
         self._owed = [0.0] * len(self._fragments)
@@ -181,6 +201,18 @@ class StreamingDiLoCo(LocalUpdates):
     def end(self, model: Model) -> Program:
         yield from self.settle(model)
         yield from super().end(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        under_way = -1 if self._under_way is None else self._under_way[1]
+        more = {"values": self._values, "owed": self._owed, "under_way": under_way}
+        return {**super().state_dict(), **more}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        restore(self._values, state["values"])
+        self._owed = [float(each) for each in state["owed"]]
+        number = int(state["under_way"])
+        self._under_way = None if number < 0 else (None, number)
 
 
 strategies.add(StreamingDiLoCo.name, StreamingDiLoCo)

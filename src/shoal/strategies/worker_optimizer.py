@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shoal.errors import InvalidValue
 from shoal.strategies.base import StrategyOptions, restore
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ class WorkerOptimizer:
         self.updates = 0
 
     def bind(self, model: Values, updates: Mapping[str, Tensor]) -> None:
-        """Prepare for a model; `updates` holds, by buffer, the (n,) gradients of every step."""
+        """Prepare for a model; `updates` holds, by buffer, the (n,) gradients of every step.
+
+        Raises:
+            InvalidValue: the state that was loaded is another optimizer's.
+        """
         import torch
 
         from shoal.tables.methods import make
@@ -50,10 +55,14 @@ class WorkerOptimizer:
             return
         for buffer, values in sorted(model.values.items()):
             access = make(self._options.access_of(buffer))
-            if buffer not in self._slots:
-                self._slots[buffer] = {
-                    slot: torch.full_like(values, access.initial(slot)) for slot in access.slots()
-                }
+            fresh = {slot: torch.full_like(values, access.initial(slot)) for slot in access.slots()}
+            slots = self._slots.setdefault(buffer, fresh)
+            if slots.keys() != fresh.keys():
+                raise InvalidValue(
+                    f"the state that is loaded has {', '.join(slots) or 'no slots'} for each "
+                    f"parameter, and this optimizer has {', '.join(fresh) or 'none'}: continue "
+                    "with the optimizer of that run, and its options"
+                )
             self._apply[buffer] = access.prepared(values, self._slots[buffer], updates[buffer])
 
     def step(self, rates: Mapping[str, float]) -> None:

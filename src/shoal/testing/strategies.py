@@ -108,12 +108,15 @@ def a_seed_gives_one_run(kind: type[Strategy], **settings: Any) -> None:
 
 
 def says_what_it_is(kind: type[Strategy], **settings: Any) -> None:
-    """It has a name and a summary, and its state can be restored by its own kind."""
+    """It has a name and a summary, its state can be restored by its own kind, and without servers
+    it counts its exchanges."""
     assert kind.name, f"{kind.__name__} needs a name"
     assert kind.summary, f"{kind.name} needs a summary"
     worker = _run(kind, [8] * 4, settings, epochs=1, spread=1.0)[0]
     made = kind(worker.strategy.options)
     made.load_state_dict(worker.strategy.state_dict())
+    if not worker.strategy.uses_servers:
+        assert worker.strategy.clock, f"{kind.name} counts no `clock`, and would have no checkpoint"
 
 
 Law = Callable[..., None]

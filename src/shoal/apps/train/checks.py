@@ -23,7 +23,10 @@ def check_job(job: JobSpec) -> None:
             f"{job.redundancy} (these can: {usable})"
         )
     for asked, what in (
-        (job.saves or job.resume, "has no servers to write checkpoints"),
+        (
+            job.checkpoint_every_s > 0,
+            "has no servers whose clocks tell when a time has passed: use --checkpoint-every",
+        ),
         (
             job.slow_workers != "wait",
             "has no servers to measure how long workers are waited for",
@@ -35,11 +38,6 @@ def check_job(job: JobSpec) -> None:
     ):
         if asked and not job.uses_servers:
             raise InvalidValue(f"strategy {job.strategy!r} {what}")
-    if job.resume and not traits.resumes:
-        raise InvalidValue(
-            f"strategy {job.strategy!r} has what workers have not exchanged in no checkpoint, and "
-            "does not resume: begin a new run, with --init RUN/model.safetensors"
-        )
     strategy = traits(job.strategy_options(updates=1))
     strategy.check_losses(job.on_worker_loss, job.on_timeout)
     settings = strategy.settings

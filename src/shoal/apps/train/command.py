@@ -15,7 +15,7 @@ from rich.console import Console
 from shoal import factories as imports
 from shoal.apps.result import RunResult
 from shoal.apps.train.checks import check_inputs, check_job
-from shoal.apps.train.resume import begun_with, join_run, resumed_at
+from shoal.apps.train.resume import begun_with, check_continued, join_run, resumed_at
 from shoal.engines.base import Task
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine
@@ -88,6 +88,8 @@ def run_job(
     check_job(job)
     states = strategies[job.strategy].on_workers
     passed = resumed_at(job.resume, job.resume_at, trust, states)
+    if passed:
+        check_continued(job)
     notes = check_inputs(job, data_dirs)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
     folder.write_job(dump_job(job))
@@ -136,7 +138,7 @@ def tasks_of(
         engine,
         job,
         started_at,
-        init=begun_with(job.resume, passed),
+        init=begun_with(job.resume, passed) if job.uses_servers else "",
         passed=passed,
         ledger=_ledger(job, passed),
         **job.policy,

@@ -97,10 +97,11 @@ class Progress:
 
     def exchanged(self) -> None:
         """The clock may have moved: perhaps to a checkpoint's, with which goes a worker's state."""
-        self.clock = self._passed + self._client.clock
+        client, strategy = self._client, self._strategy
+        clock = client.clock if strategy.uses_servers else strategy.clock
+        self.clock = self._passed + clock
         if self._states is not None:
-            client, state = self._client, self._strategy.state_dict
-            self._states.reached(client.view, client.clock, self._learner.module, state)
+            self._states.reached(client.view, clock, self._learner.module, strategy.state_dict)
 
     def evaluate(self, epoch: int, step: int) -> None:
         if step == self._evaluated_at or not self._evaluates:

@@ -11,10 +11,10 @@ from pathlib import Path
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.engines.options import FaultTolerantRun, ResumableRun
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost, UsageError
-from shoal.jobs.spec import load_run_job
+from shoal.jobs.spec import JobSpec, load_run_job
 from shoal.jobs.trust import check_run
 from shoal.reports.events import read_events
-from shoal.storage.files import damaged
+from shoal.storage.files import damaged, make_folder
 from shoal.storage.run_folder import RunFolder
 
 log = logging.getLogger("shoal")
@@ -97,6 +97,28 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bo
     return Checkpoints(RunFolder(Path(resume)).checkpoints, workers).choose(resume_at)
 
 
+def check_continued(job: JobSpec) -> None:
+    """Refuse to continue, without servers, what another strategy or fewer workers have left.
+
+    Raises:
+        InvalidValue: workers would have no state, or that of another strategy
+    """
+    if job.uses_servers:
+        return
+    before = load_run_job(Path(job.resume))
+    if before.get("strategy") != job.strategy:
+        raise InvalidValue(
+            f"{job.resume} was trained with strategy {before.get('strategy')!r}: strategy "
+            f"{job.strategy!r} has its parameters on workers, and continues its own runs only; "
+            f"begin a new run, with --init {job.resume}/model.safetensors"
+        )
+    if (workers := int(before.get("workers", 0))) < job.workers:
+        raise InvalidValue(
+            f"{job.resume} has the states of {workers} workers, and strategy {job.strategy!r} "
+            "needs one for each: resume it with no more workers than that"
+        )
+
+
 def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
     """Write a checkpoint of the end of a run that writes checkpoints, at its workers' last clock.
 
@@ -123,12 +145,14 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
     if not run.saves:
         return
     try:
-        if clock not in checkpoints.complete():
+        if run.uses_servers and clock not in checkpoints.complete():
             checkpoints.add(clock, SavedShards(folder.shards))
         for rank in range(run.workers):
             with suppress(FileNotFoundError):  # of an application whose workers have none
                 name = f"worker-{rank}.safetensors"
-                folder.state(rank).replace(checkpoints.path(clock) / name)
+                path = checkpoints.path(clock) / name
+                make_folder(path.parent)
+                folder.state(rank).replace(path)
         if run.keep_checkpoints:
             checkpoints.prune(run.keep_checkpoints)
     except (OSError, ValueError, SafetensorError, UsageError) as error:

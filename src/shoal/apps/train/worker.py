@@ -17,14 +17,15 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.collective.process_group import ProcessGroup
 from shoal.engines.roles import configure_log
+from shoal.errors import InvalidValue
 from shoal.jobs.spec import from_mapping
 from shoal.node.memory import keep_memory
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
-from shoal.pytorch.worker_state import WorkerStates, write_state
+from shoal.pytorch.worker_state import MISFITS, State, WorkerStates, write_state
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
-from shoal.strategies import leased_program, train_program
+from shoal.strategies import Strategy, leased_program, train_program
 from shoal.strategies.loop import Hooks
 
 log_to = logging.getLogger("shoal.worker")
@@ -69,13 +70,15 @@ def run_worker(
         if not strategy.uses_servers and spec.collective == "gloo":
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         clocks = CheckpointClocks(spec.checkpoint_every)
-        states = WorkerStates(paths.checkpoints, rank, clocks, passed)
+        alone = 0 if strategy.uses_servers else spec.workers
+        kept = spec.keep_checkpoints
+        states = WorkerStates(paths.checkpoints, rank, clocks, passed, alone, kept)
         epochs_before = epochs_of(spec.resume) if passed else 0
         if passed:
             resumed = RunFolder(Path(spec.resume)).checkpoints
             before = WorkerStates(resumed, rank, CheckpointClocks()).take_up(passed, learner.module)
             if before is not None:
-                strategy.load_state_dict(dict(before))
+                _load(strategy, before, spec.resume)
             else:
                 log_to.info(
                     "checkpoint %d has no random state of this worker: it begins with a new one",
@@ -85,7 +88,7 @@ def run_worker(
         progress.begin(rank)
         steps = spec.epochs * len(setup.batches)
         hooks = watched(client, progress, min(steps, spec.max_steps or steps))
-        first = rank if not passed else -1  # the servers have the parameters
+        first = rank if not passed or alone else -1  # the servers have the parameters
         begun = hooks, spec.max_steps, client.clock
         if spec.on_worker_loss == "reassign":
             program = leased_program(
@@ -100,9 +103,20 @@ def run_worker(
         result["clock"] = progress.clock
         result["epochs"] = max(spec.epochs, epochs_before)
         if spec.saves:
-            write_state(paths.state(rank), learner.module, strategy.state_dict())
+            write_state(paths.state(rank), learner.module, strategy.state_dict(), alone)
         if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
             write_whole(paths.model, lambda fresh: save_file(state, fresh))
         paths.write_result(rank, result)
     log.close()
+
+
+def _load(strategy: Strategy, state: State, resume: str) -> None:
+    """Restore a strategy's state from a checkpoint."""
+    try:
+        strategy.load_state_dict(dict(state))
+    except MISFITS as error:
+        raise InvalidValue(
+            f"the checkpoint of {resume} has no state of strategy {strategy.name!r} with these "
+            f"settings ({type(error).__name__}: {error}): resume it with those of that run"
+        ) from None

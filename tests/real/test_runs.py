@@ -207,10 +207,18 @@ def test_a_run_ends_when_the_last_replica_of_rows_dies(tmp_path):
     _assert_nothing_left(run.pid)
 
 
-def test_a_run_without_replicas_resumes_from_its_last_checkpoint(tmp_path):
-    words = "--workers 2 --servers 2 --epochs 25 --batch-size 16 --checkpoint-every 20"
+@pytest.mark.parametrize(
+    ("words", "victim", "told"),
+    [
+        ("--servers 2", "server-1", "with the last replica of params.float32["),
+        ("--strategy allreduce", "worker-1", "worker-1 was killed by SIGKILL"),
+        ("--strategy p2p", "worker-0", "worker-0 was killed by SIGKILL"),
+    ],
+)
+def test_a_run_without_replicas_resumes_from_its_last_checkpoint(tmp_path, words, victim, told):
+    words += " --workers 2 --epochs 25 --batch-size 16 --checkpoint-every 20"
     with training(tmp_path, words) as run:
-        pid = _pid_in_training(tmp_path, "server-1", run)
+        pid = _pid_in_training(tmp_path, victim, run)
         [folder] = tmp_path.glob("shoal-runs/*")
         until = time.monotonic() + 20
         while not _has_a_checkpoint(folder):
@@ -219,7 +227,7 @@ def test_a_run_without_replicas_resumes_from_its_last_checkpoint(tmp_path):
         os.kill(pid, signal.SIGKILL)
         _, errors = run.communicate(timeout=30)
     assert run.returncode != 0
-    assert "with the last replica of params.float32[" in errors
+    assert told in errors
     how = errors.split("resume from the last checkpoint: shoal ")[1].split("\n")[0].split()
     done = command(*how, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from shoal.protocol.messages import (
     GroupProgress,
     ViewRefused,
 )
-from shoal.protocol.scheduler.checkpoint_plan import AHEAD, KEPT, marked
+from shoal.protocol.scheduler.checkpoint_plan import AHEAD, KEPT, CheckpointPlan, marked
 from shoal.protocol.scheduler.failure_detector import LOOK_S
 from shoal.protocol.views import FOREVER, Member, View
 from shoal.tables.consistency import bsp
@@ -169,6 +169,13 @@ def test_a_request_is_refused_where_servers_have_no_folder_or_no_worker_is_at_wo
     rig.receive("somebody", CheckpointRequest(2))
     [refusal] = rig.sent(CheckpointRefused)
     assert "no worker is at work" in refusal.reason
+
+
+def test_a_request_is_refused_without_servers():
+    plan, out = CheckpointPlan(0.0), []
+    assert plan.ask("somebody", CheckpointRequest(1), True, out)
+    plan.mark(VIEW, (), 0.0, out)
+    assert "this run has no servers: its workers write checkpoints" in out[0].message.reason
 
 
 def test_a_request_outlives_a_view_that_was_not_adopted(rig):

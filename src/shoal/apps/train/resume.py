@@ -10,7 +10,14 @@ from pathlib import Path
 
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.engines.options import FaultTolerantRun, ResumableRun
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue, RangeLost, UsageError
+from shoal.errors import (
+    DataCorrupt,
+    DataMissing,
+    InvalidValue,
+    ProcessDied,
+    RangeLost,
+    UsageError,
+)
 from shoal.jobs.spec import JobSpec, load_run_job
 from shoal.jobs.trust import check_run
 from shoal.reports.events import read_events
@@ -24,7 +31,7 @@ log = logging.getLogger("shoal")
 def resumable(
     folder: RunFolder, command: str, run: ResumableRun, words: str = "", passed: int = 0
 ) -> Iterator[None]:
-    """When rows are lost, say how to resume: by this command, with these words behind it.
+    """When rows or a process are lost, say how to resume: by this command, with these words.
 
     At the end, write the last checkpoint of a run that writes them, or say that it has none.
 
@@ -39,14 +46,23 @@ def resumable(
         hint = "a run with --checkpoint-every can be resumed"
         if run.replicas == 1:
             hint = f"with --replicas 2 a run survives the loss of a server, and {hint}"
-        if folder.checkpoints.exists():
-            try:
-                resumed_at(str(folder.path))
-                how = f"shoal {command} --resume {folder.path} {words}".rstrip()
-                hint = f"resume from the last checkpoint: {how}"
-            except (DataMissing, DataCorrupt) as error:
-                hint = error.message
+        hint = _how_to_resume(folder, command, words) or hint
         raise RangeLost(f"{lost.message}; {hint}") from None
+    except ProcessDied as died:
+        hint = _how_to_resume(folder, command, words)
+        raise ProcessDied(f"{died.message}; {hint}" if hint else died.message) from None
+
+
+def _how_to_resume(folder: RunFolder, command: str, words: str) -> str:
+    """The command that resumes a run, or why it cannot be; "" if it has no checkpoints."""
+    if not folder.checkpoints.exists():
+        return ""
+    try:
+        resumed_at(str(folder.path))
+    except (DataMissing, DataCorrupt) as error:
+        return error.message
+    how = f"shoal {command} --resume {folder.path} {words}".rstrip()
+    return f"resume from the last checkpoint: {how}"
 
 
 def join_run(

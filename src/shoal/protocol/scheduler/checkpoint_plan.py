@@ -109,8 +109,10 @@ class CheckpointPlan:
             self.at = now + self._every_s
         without = [server.name for server, promise in promises if not promise.folder]
         if self._requests and (without or not promises):
-            servers = ", ".join(without) or "this run"
-            reason = f"{servers} has no folder for checkpoints: start servers with --out"
+            reason = "this run has no servers: its workers write checkpoints (--checkpoint-every)"
+            if without:
+                servers = ", ".join(without)
+                reason = f"{servers} has no folder for checkpoints: start servers with --out"
             for asked in list(self._requests):
                 self._close(asked, CheckpointRefused(asked[1], reason), out)
         if not self._due and not self._requests:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors import SafetensorError
 
+import shoal
 from shoal.cli import main
 from shoal.reports.events import load_run
 from shoal.storage.checkpoints import Checkpoints
@@ -229,6 +230,8 @@ def test_without_servers_the_end_of_a_run_is_a_checkpoint_as_well(tmp_path):
     assert len(list((half.path / "checkpoints").iterdir())) == 2
     resumed = train("--resume", half.path, "--epochs", 4, "--out", tmp_path)
     assert resumed.summary["loss"] == whole.summary["loss"]
+    again = shoal.train(resume=half.path, epochs=4, out=tmp_path, progress=False)
+    assert again.metrics["loss"] == whole.summary["loss"]  # its options are those of that run
     for words, told in (
         (["--workers", "3"], "has the states of 2 workers"),
         (["--strategy", "p2p"], "was trained with strategy 'allreduce'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,8 @@ from rich.console import Console
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, tell, trusts
-from shoal.jobs.spec import JobSpec, from_mapping, load_job, load_run_job
-from shoal.jobs.trust import check_job_file, check_run, code_of, told
-from shoal.storage.files import naming
-from shoal.storage.run_folder import RunFolder
+from shoal.jobs.spec import JobSpec, continued, from_mapping, load_job
+from shoal.jobs.trust import check_job_file
 
 
 @main.command(short_help="train a model on this machine")
@@ -134,23 +133,7 @@ def job_values(job: str | None, flags: Mapping[str, Any], trust: bool = False) -
         check_job_file(Path(str(job)), used, trust)
     if not flags.get("resume"):
         return {**file, **asked}
-    return {**_recorded(Path(flags["resume"]), {**file, **asked}, trust), **file, **asked}
-
-
-def _recorded(run: Path, asked: Mapping[str, Any], trust: bool) -> dict[str, Any]:
-    """The values of the job that a run has left; says what they have imported.
-
-    asked:  values that are used instead
-    """
-    before = load_run_job(run)
-    with naming(RunFolder(run).job):
-        from_mapping(before)
-    values = {**before, "resume_at": -1}
-    code = code_of({name: value for name, value in values.items() if name not in asked})
-    check_run(run, trust, code)
-    if code:
-        click.echo(f"importing {told(code)}, as {RunFolder(run).job} says", err=True)
-    return values
+    return continued(Path(flags["resume"]), {**file, **asked}, trust, partial(click.echo, err=True))
 
 
 def _show_next_steps(summary: Mapping[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -10,15 +12,16 @@ import msgspec
 
 from shoal.engines.options import FaultTolerantRun, option
 from shoal.errors import DataMissing, InvalidValue
-from shoal.jobs.trust import names_code
+from shoal.jobs.trust import check_run, code_of, names_code, told
 from shoal.registry import unknown
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, read_whole
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, naming, read_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access, Options
 
 T = TypeVar("T")
 Layer = str | list[Any] | dict[str, Any]
+log = logging.getLogger("shoal")
 JOB_BYTES_MAX = 1 << 20  # of a job's file
 
 USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rmsprop": 0.001, "adadelta": 1.0}
@@ -177,6 +180,32 @@ def load_run_job(run: Path) -> dict[str, Any]:
     if read_whole(path, len(FORMAT_KEY)) != FORMAT_KEY.encode():
         check_format(path, None)
     return load_job(path)
+
+
+def continued(
+    run: Path,
+    asked: dict[str, Any],
+    trust: bool = False,
+    says: Callable[[str], object] = log.info,
+) -> dict[str, Any]:
+    """The values of a job that continues a run: those that are asked for, else that run's.
+
+    trust:  continue what another user has left, too
+    says:   is told what code is imported because that run has imported it
+
+    Raises:
+        NotTrusted: another user has left the run, or could have changed it
+        DataMissing, DataCorrupt, UnknownFormat: as `load_run_job`
+    """
+    before = load_run_job(run)
+    with naming(RunFolder(run).job):
+        from_mapping(before)
+    values = {**before, "resume_at": -1, **asked}
+    code = code_of({name: value for name, value in values.items() if name not in asked})
+    check_run(run, trust, code)
+    if code:
+        says(f"importing {told(code)}, as {RunFolder(run).job} says")
+    return values
 
 
 def dump_job(job: msgspec.Struct, application: str = "") -> str:

@@ -20,7 +20,7 @@ from shoal.engines.base import Task
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
-from shoal.jobs.spec import JobSpec, dump_job, from_mapping
+from shoal.jobs.spec import JobSpec, continued, dump_job, from_mapping
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.reports.events import read_events, time_to, write_tables
 from shoal.reports.live import Live, progress_console
@@ -203,7 +203,7 @@ def closes(job: JobSpec) -> bool:
 def train(
     *,
     model: Callable[..., nn.Module] | str = "",
-    data: Callable[..., Any] | str = "digits",
+    data: Callable[..., Any] | str = "",
     data_dirs: Sequence[str | Path] = (),
     trust: bool = False,
     progress: bool | None = None,
@@ -217,11 +217,12 @@ def train(
     Args:
         model: a model's name ("mlp", "cnn"), or a function without arguments that returns a module.
         data: a data set's name ("digits", "mnist"; `shoal list data`), or a function without
-            arguments that returns (train_x, train_y, test_x, test_y).
+            arguments that returns (train_x, train_y, test_x, test_y); "digits" if not given.
         data_dirs: folders to search for named data sets.
         trust: continue (`resume`) from what another user has left, too.
         progress: show a bar of each worker; None: on a terminal and in a notebook.
         options: fields of a job file, such as workers, servers, strategy, epochs, batch_size, lr.
+            With `resume`, a run's folder, those that are not given are that run's.
 
     Returns:
         Metrics, the run's folder and the trained model.
@@ -242,9 +243,16 @@ def train(
     from shoal.data.places import search_path
 
     imports.refuse_while_importing("shoal.train()")
-    values = {key: value for key, value in options.items() if value is not None}
-    values["model"] = model if isinstance(model, str) else imports.name_of(model)
-    values["data"] = data if isinstance(data, str) else imports.name_of(data)
+    values = {
+        key: str(value) if isinstance(value, Path) else value
+        for key, value in options.items()
+        if value is not None
+    }
+    for name, each in (("model", model), ("data", data)):
+        if each:
+            values[name] = each if isinstance(each, str) else imports.name_of(each)
+    if values.get("resume"):
+        values = continued(Path(values["resume"]), values, trust)
     job = from_mapping(values)
     folders = [Path(each) for each in data_dirs]
     explicit = folders[0] if folders else (Path(job.data_dir) if job.data_dir else None)

@@ -6,7 +6,7 @@ from torch import nn
 
 from shoal.errors import DataCorrupt
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
-from shoal.protocol.views import View
+from shoal.protocol.views import Member, View
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import folder_of
@@ -16,6 +16,15 @@ VIEW = View(1, 1, (), ())
 
 def states(folder, every=10, offset=0):
     return WorkerStates(folder, 0, CheckpointClocks(every), offset)
+
+
+def alone(folder, rank):
+    return WorkerStates(folder, rank, CheckpointClocks(10), alone=True, keep=1)
+
+
+def view_of(*ranks):
+    workers = tuple(Member(f"worker-{rank}", "worker", rank, 1) for rank in ranks)
+    return View(1, 1, (), workers)
 
 
 def written(folder):
@@ -70,18 +79,40 @@ def test_a_worker_that_joins_writes_no_earlier_clock(tmp_path):
 def test_workers_that_make_a_checkpoint_by_themselves_keep_their_parameters(tmp_path):
     module, other = nn.Linear(2, 1), nn.Linear(2, 1)
     for rank in range(2):
-        one = WorkerStates(tmp_path, rank, CheckpointClocks(10), workers=2, keep=1)
+        one = alone(tmp_path, rank)
         for clock in (10, 20):
             assert not Checkpoints(tmp_path).complete() or rank
-            one.reached(VIEW, clock, module)
+            one.reached(view_of(0, 1), clock, module)
     assert Checkpoints(tmp_path).complete() == [10, 20]
-    WorkerStates(tmp_path, 0, CheckpointClocks(10), workers=2, keep=1).reached(VIEW, 30, module)
+    alone(tmp_path, 0).reached(view_of(0, 1), 30, module)
     assert sorted(int(each.name) for each in tmp_path.iterdir()) == [20, 30]
     assert Checkpoints(tmp_path).choose() == 20
     states(tmp_path).take_up(20, other)
     assert torch.equal(other.weight, module.weight)
     with pytest.raises(DataCorrupt, match="is no state of this worker"):
         states(tmp_path).take_up(20, nn.Linear(3, 1))
+
+
+def test_checkpoints_go_on_without_a_worker_that_is_lost(tmp_path):
+    """Rank 0 was the one that removes the older ones; a run that continues has it again."""
+    module, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    alone(tmp_path, 1).reached(view_of(0, 1, 2), 10, module)
+    alone(tmp_path, 2).reached(view_of(1, 2), 10, module)
+    assert "worker-0.safetensors is not there" in Checkpoints(tmp_path).lacks(10)
+    for rank in (2, 1):
+        alone(tmp_path, rank).reached(view_of(1, 2), 20, module, lambda: {"updates": 3})
+    assert [int(each.name) for each in tmp_path.iterdir()] == [20]
+    assert Checkpoints(tmp_path, workers=3).choose() == 20
+    assert alone(tmp_path, 0).take_up(20, other) is None
+    assert torch.equal(other.weight, module.weight)
+
+
+def test_a_state_may_share_the_parameters_memory(tmp_path):
+    module = nn.Linear(2, 1)
+    state = lambda: {"mine": module.weight.detach().view(-1)}  # noqa: E731
+    alone(tmp_path, 0).reached(view_of(0), 10, module, state)
+    back = alone(tmp_path, 0).take_up(10, nn.Linear(2, 1))
+    assert torch.equal(back["mine"], module.weight.detach().view(-1))
 
 
 def test_a_state_of_another_module_is_refused(tmp_path):

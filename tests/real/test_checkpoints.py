@@ -235,12 +235,26 @@ def test_without_servers_the_end_of_a_run_is_a_checkpoint_as_well(tmp_path):
     for words, told in (
         (["--workers", "3"], "has the states of 2 workers"),
         (["--strategy", "p2p"], "was trained with strategy 'allreduce'"),
-        (["--strategy", "sync"], "has no shards"),
-        (["--optimizer", "sgd"], "continue with the optimizer of that run"),
+        (["--strategy", "sync"], "'sync' has its own on servers"),
+        (["--optimizer", "sgd"], "cannot be resumed with optimizer sgd"),
+        (["--optimizer-option", "amsgrad=true"], "continue with the optimizer of that run"),
+        (["--model", "cnn"], "or of another model"),
     ):
         result = CliRunner().invoke(main, ["train", "--resume", str(half.path), *words])
         assert result.exit_code != 0
         assert told in " ".join(result.output.split()), result.output
+
+
+def test_an_end_between_two_exchanges_is_no_checkpoint(tmp_path):
+    """The steps after the last exchange are taken again, as one run would have taken them."""
+    more = ["digits", "--strategy", "model_averaging", "--set", "tau=4", "--schedule", "constant"]
+    more += ["--optimizer", "sgd", "--checkpoint-every", 1, "--out", tmp_path]
+    whole = train(*more, "--max-steps", 12)
+    half = train(*more, "--max-steps", 6)
+    assert Checkpoints(half.path / "checkpoints", workers=2).complete() == [1]
+    resumed = train("--resume", half.path, "--max-steps", 12, "--out", tmp_path)
+    assert losses(resumed) == {key: loss for key, loss in losses(whole).items() if key[1] > 4}
+    assert resumed.summary["loss"] == whole.summary["loss"]
 
 
 def test_a_checkpoint_without_the_states_of_workers_is_not_complete(tmp_path):

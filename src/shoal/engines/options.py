@@ -88,6 +88,11 @@ class ResumableRun(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=
         """Whether the parameters are in tables on servers."""
         return self.servers > 0
 
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a checkpoint is complete only with the states of its workers."""
+        return False
+
 
 class FaultTolerantRun(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run that may continue without some of its workers."""

@@ -82,6 +82,11 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
         return strategies[self.strategy].with_servers(self.set)
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether its optimizer is on workers, without whose states no checkpoint is complete."""
+        return strategies[self.strategy].on_workers
+
+    @property
     def data_is_named(self) -> bool:
         """Whether `data` is a data set's name, not an importable function."""
         return not names_code(self.data)

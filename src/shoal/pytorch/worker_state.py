@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class WorkerStates:
         rank: the worker's.
         markers: the clocks that have a checkpoint.
         offset: clock of the checkpoint from which the run was resumed.
-        workers: how many make a checkpoint by themselves, without servers; 0: with servers.
+        alone: whether the workers make a checkpoint by themselves, without servers.
         keep: number of such checkpoints to keep, the last ones; 0: all.
     """
 
@@ -53,14 +54,14 @@ class WorkerStates:
         rank: int,
         markers: CheckpointClocks,
         offset: int = 0,
-        workers: int = 0,
+        alone: bool = False,
         keep: int = 0,
     ) -> None:
         self._folder = folder
         self._rank = rank
         self._markers = markers
         self._offset = offset
-        self._workers = workers
+        self._alone = alone
         self._keep = keep
         self._clock = -1  # that was reached last
 
@@ -76,54 +77,83 @@ class WorkerStates:
         before, self._clock = self._clock, clock
         due = self._markers.latest(clock)  # a worker that was late for rounds leaves out clocks
         if due > before >= 0 or (before < 0 and self._markers.at(clock)):
-            write_state(self._path(due + self._offset), module, state(), self._workers)
-            if self._workers and not self._rank:
+            ranks = ranks_of(view) if self._alone else ()
+            write_state(self._path(due + self._offset), module, state(), ranks)
+            if ranks and self._rank == ranks[0]:
                 Checkpoints(self._folder).keep(self._keep)
 
     def take_up(self, clock: int, module: nn.Module) -> State | None:
         """Restore the state at a checkpoint; returns the strategy's, or None if there is none.
+
+        Without servers, a worker that the checkpoint does not have takes another's parameters.
 
         Raises:
             DataCorrupt: the file is damaged, or of another module.
         """
         path = self._path(clock)
         if not path.exists():
+            others = sorted(path.parent.glob("worker-*.safetensors")) if self._alone else []
+            for other in others[:1]:
+                tensors, _ = read_verified(other)
+                with _fitting(other):
+                    _restore(module.named_parameters(), tensors, _PARAMETER)
             return None
         tensors, metadata = read_verified(path)
-        try:
-            with torch.no_grad():
-                for name, buffer in module.named_buffers():
-                    buffer.copy_(tensors[_BUFFER + name])
-                for name, parameter in module.named_parameters() if WORKERS in metadata else ():
-                    parameter.copy_(tensors[_PARAMETER + name])
+        with _fitting(path):
+            _restore(module.named_buffers(), tensors, _BUFFER)
+            _restore(module.named_parameters() if WORKERS in metadata else (), tensors, _PARAMETER)
             _set_random_state(tensors, metadata["python"])
-        except MISFITS as error:
-            raise DataCorrupt(f"{path} is no state of this worker: {error}") from None
         return _nested({n: each for n, each in tensors.items() if n.startswith(_STRATEGY)})
 
     def _path(self, clock: int) -> Path:
         return self._folder / folder_of(clock) / f"worker-{self._rank}.safetensors"
 
 
-def write_state(path: Path, module: nn.Module, state: State, workers: int = 0) -> None:
+@contextmanager
+def _fitting(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except MISFITS as error:
+        raise DataCorrupt(
+            f"{path} is no state of this worker, or of another model: {error}"
+        ) from None
+
+
+def _restore(
+    held: Iterable[tuple[str, Tensor]], tensors: Mapping[str, Tensor], prefix: str
+) -> None:
+    with torch.no_grad():
+        for name, each in held:
+            each.copy_(tensors[prefix + name])
+
+
+def ranks_of(view: View) -> tuple[int, ...]:
+    """The ranks of the first group's workers that are left, in order."""
+    return tuple(sorted(member.rank for member in view.group("")))
+
+
+def write_state(path: Path, module: nn.Module, state: State, ranks: Sequence[int] = ()) -> None:
     """Write this process's random state, a module's buffers and a strategy's state.
 
     A failure is logged.
 
     Args:
-        workers: how many make a checkpoint by themselves: it has the module's parameters as well.
+        ranks: of the workers that make a checkpoint by themselves: it has the parameters as well.
     """
     tensors, python = _random_state()
     told = {"python": python}
     held = {_BUFFER + name: each for name, each in module.named_buffers()}
-    if workers:
+    if ranks:
         held |= {_PARAMETER + name: each for name, each in module.named_parameters()}
-        told[WORKERS] = str(workers)
+        told[WORKERS] = ",".join(map(str, ranks))
     tensors |= {name: each.detach().contiguous() for name, each in held.items()}
-    tensors |= {name: each.contiguous() for name, each in _flat(state, _STRATEGY)}
+    memory = {each.untyped_storage().data_ptr() for each in tensors.values()}
+    for name, each in _flat(state, _STRATEGY):
+        shared = each.untyped_storage().data_ptr() in memory  # a file has each byte once
+        tensors[name] = each.clone() if shared else each.contiguous()
     try:
         write_verified(path, tensors, told)
-    except (OSError, SafetensorError, ValueError) as error:  # training goes on
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:  # training goes on
         log.warning("the worker's state could not be written: %s", error)
 
 

@@ -2,7 +2,7 @@
 
 A file is written whole, and has a checksum and the names of all tables of the run. A checkpoint is
 complete when its files cover every table: no other file says so. That of a run without servers has
-no rows, but a file of each worker, which says how many there are.
+no rows, but a file of each worker, which says which workers there are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shoal.storage.shards import SINCE, SINCE_CRC, SavedShards, Tables, with_ear
 from shoal.storage.verified import read_told, read_verified, write_verified
 from shoal.tables.spec import TableSpec
 
-WORKERS = "workers"  # in what a worker's file says: how many make a checkpoint without rows
+WORKERS = "workers"  # in what a worker's file says: the ranks that make a checkpoint without rows
 WAITING_BYTES = 1 << 30  # of shards that wait to be written; a single one may be larger
 
 log = logging.getLogger("shoal.checkpoints")
@@ -197,9 +197,9 @@ class Checkpoints:
         """
         clocks = self._clocks()
         complete = [clock for clock in clocks if not self.lacks(clock, unreadable=False)]
-        if len(complete) <= keep:
+        oldest = complete[-keep] if len(complete) >= keep else 0
+        if not clocks or clocks[0] >= oldest:
             return
-        oldest = complete[-keep]
         kept = [path for clock in clocks if clock >= oldest for path in self._files(clock)]
         needed = {each.parent for path in kept for each in with_earlier(path)}
         for clock in clocks:
@@ -240,16 +240,17 @@ class Checkpoints:
             raise
         except (ValueError, UsageError) as error:
             return "" if unreadable else str(error)
-        workers = range(max(alone, self._workers))
-        files = (self.path(clock) / f"worker-{rank}.safetensors" for rank in workers)
+        ranks = sorted(alone) or range(self._workers)
+        files = (self.path(clock) / f"worker-{rank}.safetensors" for rank in ranks)
         return lacking or next((f"{each} is not there" for each in files if not each.is_file()), "")
 
-    def _alone(self, clock: int) -> int:
-        """The workers that make a checkpoint without servers, as one of them says; else 0."""
+    def _alone(self, clock: int) -> set[int]:
+        """The ranks that make a checkpoint without rows, as any of them says."""
+        if self._files(clock):
+            return set()
         files = sorted(self.path(clock).glob("worker-*.safetensors"))
-        if not files or self._files(clock):
-            return 0
-        return int(read_told(files[0]).get(WORKERS, 0))
+        told = [read_told(each).get(WORKERS, "") for each in files]
+        return {int(rank) for ranks in told for rank in ranks.split(",") if rank}
 
     def _lacks_rows(self, clock: int) -> str:
         """What is lacking of the tables."""

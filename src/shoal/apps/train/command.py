@@ -86,8 +86,7 @@ def run_job(
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
-    states = strategies[job.strategy].on_workers
-    passed = resumed_at(job.resume, job.resume_at, trust, states)
+    passed = resumed_at(job.resume, job.resume_at, trust, job.keeps_states)
     if passed:
         check_continued(job)
     notes = check_inputs(job, data_dirs)

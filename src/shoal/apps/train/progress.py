@@ -53,7 +53,7 @@ class Progress:
         )
         self._test = dataset.transform(dataset.test_x, dataset.test_y)
         self._samples = 0.0
-        self._steps = 0
+        self._steps = self._since = 0  # steps in all, and since the last exchange
         self._staleness = 0
         self._evaluated_at = -1
         self._began_s = log.elapsed()
@@ -71,6 +71,7 @@ class Progress:
 
     def stepped(self, epoch: int, step: int, result: StepResult) -> None:
         self._steps += 1
+        self._since += 1
         self._samples += result.weight
         self._staleness += result.staleness
         if not isnan(result.loss):
@@ -99,7 +100,8 @@ class Progress:
         """The clock may have moved: perhaps to a checkpoint's, with which goes a worker's state."""
         client, strategy = self._client, self._strategy
         clock = client.clock if strategy.uses_servers else strategy.clock
-        self.clock = self._passed + clock
+        if self._passed + clock != self.clock:
+            self.clock, self._since = self._passed + clock, 0
         if self._states is not None:
             self._states.reached(client.view, clock, self._learner.module, strategy.state_dict)
 
@@ -134,6 +136,7 @@ class Progress:
             "accuracy": accuracy,
             "loss": loss,
             "best_accuracy": max(accuracy, self._best),
+            "between": self._strategy.in_step and self._since > 0,
             "train_loss": float(np.mean(self._losses[-20:])) if self._losses else None,
             "samples": int(self._samples),
             "steps": self._steps,

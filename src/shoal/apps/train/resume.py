@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,11 +19,12 @@ from shoal.errors import (
     RangeLost,
     UsageError,
 )
-from shoal.jobs.spec import JobSpec, load_run_job
+from shoal.jobs.spec import JobSpec, from_mapping, load_run_job
 from shoal.jobs.trust import check_run
 from shoal.reports.events import read_events
 from shoal.storage.files import damaged, make_folder
 from shoal.storage.run_folder import RunFolder
+from shoal.strategies import strategies
 
 log = logging.getLogger("shoal")
 
@@ -46,22 +48,25 @@ def resumable(
         hint = "a run with --checkpoint-every can be resumed"
         if run.replicas == 1:
             hint = f"with --replicas 2 a run survives the loss of a server, and {hint}"
-        hint = _how_to_resume(folder, command, words) or hint
+        hint = _how_to_resume(folder, command, run, words) or hint
         raise RangeLost(f"{lost.message}; {hint}") from None
     except ProcessDied as died:
-        hint = _how_to_resume(folder, command, words)
+        hint = _how_to_resume(folder, command, run, words)
         raise ProcessDied(f"{died.message}; {hint}" if hint else died.message) from None
 
 
-def _how_to_resume(folder: RunFolder, command: str, words: str) -> str:
+def _how_to_resume(folder: RunFolder, command: str, run: ResumableRun, words: str) -> str:
     """The command that resumes a run, or why it cannot be; "" if it has no checkpoints."""
+    of, at = str(folder.path), ""
     if not folder.checkpoints.exists():
-        return ""
+        if not run.resume:
+            return ""
+        of, at = run.resume, f" --resume-at {run.resume_at}" if run.resume_at >= 0 else ""
     try:
-        resumed_at(str(folder.path))
+        resumed_at(of, states=run.keeps_states)
     except (DataMissing, DataCorrupt) as error:
         return error.message
-    how = f"shoal {command} --resume {folder.path} {words}".rstrip()
+    how = f"shoal {command} --resume {shlex.quote(of)}{at} {words}".rstrip()
     return f"resume from the last checkpoint: {how}"
 
 
@@ -114,25 +119,33 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bo
 
 
 def check_continued(job: JobSpec) -> None:
-    """Refuse to continue, without servers, what another strategy or fewer workers have left.
+    """Refuse to continue a run whose checkpoints do not have what the job's workers need.
 
     Raises:
-        InvalidValue: workers would have no state, or that of another strategy
+        InvalidValue: its parameters are elsewhere, or workers would have no state, or another's
     """
-    if job.uses_servers:
-        return
-    before = load_run_job(Path(job.resume))
-    if before.get("strategy") != job.strategy:
+    before = from_mapping(load_run_job(Path(job.resume)))
+    kind, where = strategies[job.strategy], {True: "on servers", False: "on workers"}
+    had = f"{job.resume} was trained with strategy {before.strategy!r}"
+    if before.uses_servers != job.uses_servers or (
+        not job.uses_servers and before.strategy != job.strategy
+    ):
         raise InvalidValue(
-            f"{job.resume} was trained with strategy {before.get('strategy')!r}: strategy "
-            f"{job.strategy!r} has its parameters on workers, and continues its own runs only; "
-            f"begin a new run, with --init {job.resume}/model.safetensors"
+            f"{had}, which has its parameters {where[before.uses_servers]}, and {job.strategy!r} "
+            f"has its own {where[job.uses_servers]}: begin a new run, with --init "
+            f"{job.resume}/model.safetensors"
         )
-    if (workers := int(before.get("workers", 0))) < job.workers:
+    if not job.uses_servers and before.workers < job.workers:
         raise InvalidValue(
-            f"{job.resume} has the states of {workers} workers, and strategy {job.strategy!r} "
-            "needs one for each: resume it with no more workers than that"
+            f"{job.resume} has the states of {before.workers} workers, and strategy "
+            f"{job.strategy!r} needs one for each: resume it with no more workers than that"
         )
+    for field in ("optimizer", "dtype") if kind.on_workers else ():
+        if getattr(before, field) != getattr(job, field):
+            raise InvalidValue(
+                f"{had} and {field} {getattr(before, field)}, and has the state of that on "
+                f"workers: it cannot be resumed with {field} {getattr(job, field)}"
+            )
 
 
 def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
@@ -148,9 +161,10 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
     from shoal.storage.shards import SavedShards
 
     try:
-        clock = max(each["clock"] for each in folder.results(run.workers, ("clock",)))
+        results = folder.results(run.workers, ("clock",))
     except DataMissing:
         return
+    clock = max(each["clock"] for each in results)
     if passed and clock == passed:
         log.warning(
             "nothing was left to train: %s had done all of it; give more epochs, or an earlier "
@@ -159,6 +173,9 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
         )
     checkpoints = Checkpoints(folder.checkpoints)
     if not run.saves:
+        return
+    if any(each.get("between") for each in results):
+        log.warning("the run has ended between two exchanges: its end is no checkpoint")
         return
     try:
         if run.uses_servers and clock not in checkpoints.complete():

@@ -21,7 +21,7 @@ from shoal.errors import InvalidValue
 from shoal.jobs.spec import from_mapping
 from shoal.node.memory import keep_memory
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
-from shoal.pytorch.worker_state import MISFITS, State, WorkerStates, write_state
+from shoal.pytorch.worker_state import MISFITS, State, WorkerStates, ranks_of, write_state
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
@@ -70,16 +70,16 @@ def run_worker(
         if not strategy.uses_servers and spec.collective == "gloo":
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         clocks = CheckpointClocks(spec.checkpoint_every)
-        alone = 0 if strategy.uses_servers else spec.workers
-        kept = spec.keep_checkpoints
+        alone, kept = not strategy.uses_servers, spec.keep_checkpoints
         states = WorkerStates(paths.checkpoints, rank, clocks, passed, alone, kept)
         epochs_before = epochs_of(spec.resume) if passed else 0
         if passed:
             resumed = RunFolder(Path(spec.resume)).checkpoints
-            before = WorkerStates(resumed, rank, CheckpointClocks()).take_up(passed, learner.module)
-            if before is not None:
+            taken_up = WorkerStates(resumed, rank, CheckpointClocks(), alone=alone)
+            before = taken_up.take_up(passed, learner.module)
+            if before is not None and not client.clock:  # a worker that joins later begins anew
                 _load(strategy, before, spec.resume)
-            else:
+            elif before is None:
                 log_to.info(
                     "checkpoint %d has no random state of this worker: it begins with a new one",
                     passed,
@@ -103,7 +103,8 @@ def run_worker(
         result["clock"] = progress.clock
         result["epochs"] = max(spec.epochs, epochs_before)
         if spec.saves:
-            write_state(paths.state(rank), learner.module, strategy.state_dict(), alone)
+            ranks = ranks_of(client.view) if alone else ()
+            write_state(paths.state(rank), learner.module, strategy.state_dict(), ranks)
         if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
             write_whole(paths.model, lambda fresh: save_file(state, fresh))

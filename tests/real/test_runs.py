@@ -268,12 +268,13 @@ def _has_a_checkpoint(run: Path) -> bool:
 
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_clean_up(ends, tmp_path):
-    with training(tmp_path, "--epochs 5000") as run:
+    with training(tmp_path, "--epochs 5000 --checkpoint-every 1") as run:
         _pid_in_training(tmp_path, "worker-0", run)
         os.kill(run.pid, ends)
         _, errors = run.communicate(timeout=20)
     assert run.returncode == 128 + ends
-    assert "interrupted: every process of the run has been ended" in errors
+    said = "interrupted: every process of the run has been ended; resume from the last checkpoint"
+    assert said in errors
     _assert_nothing_left(run.pid)
 
 

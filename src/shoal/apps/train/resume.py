@@ -12,7 +12,6 @@ from pathlib import Path
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.engines.options import FaultTolerantRun, ResumableRun
 from shoal.errors import (
-    DataCorrupt,
     DataMissing,
     InvalidValue,
     ProcessDied,
@@ -53,21 +52,25 @@ def resumable(
     except ProcessDied as died:
         hint = _how_to_resume(folder, command, run, words)
         raise ProcessDied(f"{died.message}; {hint}" if hint else died.message) from None
+    except KeyboardInterrupt as interrupt:
+        hint = _how_to_resume(folder, command, run, words)
+        raise type(interrupt)(*interrupt.args, *filter(None, [hint])) from None
 
 
 def _how_to_resume(folder: RunFolder, command: str, run: ResumableRun, words: str) -> str:
-    """The command that resumes a run, or why it cannot be; "" if it has no checkpoints."""
-    of, at = str(folder.path), ""
-    if not folder.checkpoints.exists():
-        if not run.resume:
-            return ""
-        of, at = run.resume, f" --resume-at {run.resume_at}" if run.resume_at >= 0 else ""
-    try:
-        resumed_at(of, states=run.keeps_states)
-    except (DataMissing, DataCorrupt) as error:
-        return error.message
-    how = f"shoal {command} --resume {shlex.quote(of)}{at} {words}".rstrip()
-    return f"resume from the last checkpoint: {how}"
+    """The command that resumes a run, or else the one that it continues; "" without a checkpoint.
+
+    Whether the checkpoint is damaged is not looked at: the command does that.
+    """
+    from shoal.storage.checkpoints import Checkpoints
+
+    at = f"--resume-at {run.resume_at}" if run.resume_at >= 0 else ""
+    for path, more in ((str(folder.path), ""), (run.resume, at)):
+        workers = run.workers if run.keeps_states else 0
+        if path and Checkpoints(RunFolder(Path(path)).checkpoints, workers).complete():
+            how = " ".join(filter(None, [command, "--resume", shlex.quote(path), more, words]))
+            return f"resume from the last checkpoint: shoal {how}"
+    return ""
 
 
 def join_run(

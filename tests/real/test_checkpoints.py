@@ -1,18 +1,27 @@
 """A run that is resumed from a checkpoint, on other servers, goes on as it would have."""
 
 import json
+import os
 import shutil
+import signal
 from errno import ENOSPC
+from time import time
 
 import pytest
 from click.testing import CliRunner
 from safetensors import SafetensorError
 
 import shoal
+from shoal.apps.train.command import tasks_of
+from shoal.apps.train.resume import join_run
 from shoal.cli import main
-from shoal.reports.events import load_run
+from shoal.engines.local import LocalEngine
+from shoal.jobs.spec import from_mapping
+from shoal.reports.events import load_run, read_events
 from shoal.storage.checkpoints import Checkpoints
+from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
+from tests.real.waiting import until
 
 END = 3 * (23 + 1)  # epochs of 23 batches and of the round that ends them
 
@@ -255,6 +264,27 @@ def test_an_end_between_two_exchanges_is_no_checkpoint(tmp_path):
     resumed = train("--resume", half.path, "--max-steps", 12, "--out", tmp_path)
     assert losses(resumed) == {key: loss for key, loss in losses(whole).items() if key[1] > 4}
     assert resumed.summary["loss"] == whole.summary["loss"]
+
+
+def test_a_worker_of_a_resumed_run_is_replaced_by_one_without_the_old_state(tmp_path):
+    """It begins with the parameters that are there, and drags nobody back to the checkpoint's."""
+    given = {"data": "digits", "strategy": "streaming_diloco", "set": {"tau": 6, "fragments": 3}}
+    given |= {"schedule": "constant", "lr": 0.005, "epochs": 400, "out": str(tmp_path)}
+    first = shoal.train(**given, max_steps=24, checkpoint_every=6, progress=False)
+    more = {"resume": str(first.run_dir), "resume_at": 6, "on_worker_loss": "replace"}
+    job = from_mapping({**given, **more, "max_steps": 4000})
+    folder = RunFolder.create(tmp_path, "replaced")
+    with LocalEngine(folder) as engine:
+        for task in tasks_of(job, engine, [], time(), passed=6):
+            engine.start(task)
+        until(lambda: '"node":"worker-1","step":1500,' in folder.events.read_text())
+        os.kill(engine.pid("worker-1"), signal.SIGKILL)
+        join_run(engine, job, "train", passed=6)
+    [lost] = (each["t"] for each in read_events(folder.events) if each["kind"] == "lost")
+    steps = load_run(folder.path).steps[1]
+    after = [loss for t, loss in zip(steps["t"], steps["loss"], strict=True) if t > lost][:10]
+    assert len(after) == 10
+    assert max(after) < 0.05  # at the checkpoint it was above 0.2
 
 
 def test_a_checkpoint_without_the_states_of_workers_is_not_complete(tmp_path):

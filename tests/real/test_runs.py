@@ -18,7 +18,6 @@ import shoal
 from shoal.apps.train.resume import resumed_at
 from shoal.cli import main
 from shoal.errors import DataMissing
-from shoal.reports.events import load_run, read_events
 from tests.transport.rigs import free_port
 
 SHOAL = [sys.executable, "-m", "shoal"]
@@ -233,30 +232,6 @@ def test_a_run_without_replicas_resumes_from_its_last_checkpoint(tmp_path, words
     done = command(*how, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["accuracy"] >= 0.9
-
-
-def test_a_worker_of_a_resumed_run_is_replaced_by_one_without_the_old_state(tmp_path):
-    """It begins with the parameters that are there, and drags nobody back to the checkpoint's."""
-    words = "--strategy streaming_diloco --set tau=6 --set fragments=3 --schedule constant"
-    words += " --lr 0.005 --epochs 400 --on-worker-loss replace"
-    before = tmp_path / "before"
-    before.mkdir()
-    some = "--max-steps 24 --checkpoint-every 6"
-    assert command("train", "digits", *words.split(), *some.split(), cwd=before).returncode == 0
-    [first] = before.glob("shoal-runs/*")
-    with training(tmp_path, f"{words} --max-steps 4000 --resume {first} --resume-at 6") as run:
-        pid = _pid_in_training(tmp_path, "worker-1", run)
-        [folder] = tmp_path.glob("shoal-runs/*")
-        while '"node":"worker-1","step":1500,' not in (folder / "events.jsonl").read_text():
-            assert run.poll() is None
-            time.sleep(0.05)  # polls another process's file
-        os.kill(pid, signal.SIGKILL)
-        assert run.wait(60) == 0
-    [lost] = (each["t"] for each in read_events(folder / "events.jsonl") if each["kind"] == "lost")
-    steps = load_run(folder).steps[1]
-    after = [loss for t, loss in zip(steps["t"], steps["loss"], strict=True) if t > lost][:10]
-    assert len(after) == 10
-    assert max(after) < 0.05  # at the checkpoint it was above 0.2
 
 
 def _has_a_checkpoint(run: Path) -> bool:

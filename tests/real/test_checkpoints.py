@@ -254,6 +254,19 @@ def test_without_servers_the_end_of_a_run_is_a_checkpoint_as_well(tmp_path):
         assert told in " ".join(result.output.split()), result.output
 
 
+def test_workers_of_unlike_data_leave_out_what_they_have_done(tmp_path):
+    """In a run that continues one that continues another, clocks do not tell it."""
+    more = ["digits", "--strategy", "p2p", "--workers", "3", "--assignment", "static:3,2,1"]
+    more += ["--optimizer", "sgd", "--schedule", "constant", "--checkpoint-every", 7]
+    first = train(*more, "--epochs", 2, "--out", tmp_path)
+    second = train("--resume", first.path, "--epochs", 4, "--out", tmp_path)
+    third = train("--resume", second.path, "--resume-at", 31, "--out", tmp_path)
+    before, after = losses(second), losses(third)
+    assert {rank for rank, _ in after} == {0, 1, 2}
+    assert after == {key: before[key] for key in after}
+    assert third.summary["loss"] == second.summary["loss"]
+
+
 def test_an_end_between_two_exchanges_is_no_checkpoint(tmp_path):
     """The steps after the last exchange are taken again, as one run would have taken them."""
     more = ["digits", "--strategy", "model_averaging", "--set", "tau=4", "--schedule", "constant"]

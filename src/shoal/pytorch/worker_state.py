@@ -29,6 +29,7 @@ from shoal.storage.run_folder import folder_of
 from shoal.storage.verified import read_verified, write_verified
 
 _BUFFER, _PARAMETER, _STRATEGY = "buffer.", "parameter.", "strategy/"
+_STEP = "step"
 _NONE = torch.empty(0)
 State = Mapping[str, Any]  # of a strategy: names to tensors, whole numbers or further states
 MISFITS = (LookupError, ValueError, TypeError, RuntimeError, OverflowError)
@@ -46,6 +47,9 @@ class WorkerStates:
         offset: clock of the checkpoint from which the run was resumed.
         alone: whether the workers make a checkpoint by themselves, without servers.
         keep: number of such checkpoints to keep, the last ones; 0: all.
+
+    Attributes:
+        step: the worker's number of steps at the checkpoint that it has taken up; -1 if unknown.
     """
 
     def __init__(
@@ -64,21 +68,28 @@ class WorkerStates:
         self._alone = alone
         self._keep = keep
         self._clock = -1  # that was reached last
+        self.step = -1
 
     def reached(
-        self, view: View, clock: int, module: nn.Module, state: Callable[[], State] = dict
+        self,
+        view: View,
+        clock: int,
+        module: nn.Module,
+        state: Callable[[], State] = dict,
+        step: int = -1,
     ) -> None:
         """Write the state when a clock of this run is reached, or passed, that has a checkpoint.
 
         Args:
             state: returns the strategy's.
+            step: the worker's number of steps so far, with those of the run that it continues.
         """
         self._markers.adopt(view)
         before, self._clock = self._clock, clock
         due = self._markers.latest(clock)  # a worker that was late for rounds leaves out clocks
         if due > before >= 0 or (before < 0 and self._markers.at(clock)):
             ranks = ranks_of(view) if self._alone else ()
-            write_state(self._path(due + self._offset), module, state(), ranks)
+            write_state(self._path(due + self._offset), module, state(), step, ranks)
             if ranks and self._rank == ranks[0]:
                 Checkpoints(self._folder).keep(self._keep)
 
@@ -103,6 +114,7 @@ class WorkerStates:
             _restore(module.named_buffers(), tensors, _BUFFER)
             _restore(module.named_parameters() if WORKERS in metadata else (), tensors, _PARAMETER)
             _set_random_state(tensors, metadata["python"])
+            self.step = int(metadata.get(_STEP, -1))
         return _nested({n: each for n, each in tensors.items() if n.startswith(_STRATEGY)})
 
     def _path(self, clock: int) -> Path:
@@ -132,16 +144,19 @@ def ranks_of(view: View) -> tuple[int, ...]:
     return tuple(sorted(member.rank for member in view.group("")))
 
 
-def write_state(path: Path, module: nn.Module, state: State, ranks: Sequence[int] = ()) -> None:
+def write_state(
+    path: Path, module: nn.Module, state: State, step: int, ranks: Sequence[int] = ()
+) -> None:
     """Write this process's random state, a module's buffers and a strategy's state.
 
     A failure is logged.
 
     Args:
+        step: the worker's number of steps so far.
         ranks: of the workers that make a checkpoint by themselves: it has the parameters as well.
     """
     tensors, python = _random_state()
-    told = {"python": python}
+    told = {"python": python, _STEP: str(step)}
     held = {_BUFFER + name: each for name, each in module.named_buffers()}
     if ranks:
         held |= {_PARAMETER + name: each for name, each in module.named_parameters()}

@@ -62,8 +62,8 @@ def train_program(
         clock: clock at which this worker joins: it pulls the parameters and skips as many batches.
         passed: clocks of the checkpoint from which the run was resumed, skipped as well.
         rounds: batches of an epoch of the worker that has most, where all are in step.
-        before: batches that this worker had in the run that this one continues: it has done no more
-            of them, where workers are not in step. None for as many as `passed` says.
+        before: batches of this worker that are done at that checkpoint, where workers are not in
+            step. None for as many as `passed` says.
 
     Returns:
         A generator of requests, which returns the number of steps.
@@ -164,7 +164,7 @@ def _over(strategy: Strategy, clock: int, passed: int, before: int | None) -> in
         return clock + passed
     done = strategy.batches_at(passed)
     since = strategy.batches_at(clock + passed) - done
-    return since + (done if before is None else min(done, before))
+    return since + (done if before is None else before)
 
 
 class _Skipped:

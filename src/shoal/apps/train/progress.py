@@ -53,7 +53,8 @@ class Progress:
         )
         self._test = dataset.transform(dataset.test_x, dataset.test_y)
         self._samples = 0.0
-        self._steps = self._since = 0  # steps in all, and since the last exchange
+        self._steps = self._since = 0  # steps in this run, and since the last exchange
+        self._step = -1  # the number of the last one
         self._staleness = 0
         self._evaluated_at = -1
         self._began_s = log.elapsed()
@@ -71,6 +72,7 @@ class Progress:
 
     def stepped(self, epoch: int, step: int, result: StepResult) -> None:
         self._steps += 1
+        self._step = step
         self._since += 1
         self._samples += result.weight
         self._staleness += result.staleness
@@ -103,7 +105,8 @@ class Progress:
         if self._passed + clock != self.clock:
             self.clock, self._since = self._passed + clock, 0
         if self._states is not None:
-            self._states.reached(client.view, clock, self._learner.module, strategy.state_dict)
+            held = self._learner.module, strategy.state_dict
+            self._states.reached(client.view, clock, *held, self._step)
 
     def evaluate(self, epoch: int, step: int) -> None:
         if step == self._evaluated_at or not self._evaluates:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from shoal.apps.train.progress import Progress
 from shoal.apps.train.resume import epochs_of
-from shoal.apps.train.setup import load_dataset, set_up
+from shoal.apps.train.setup import WorkerSetup, load_dataset, set_up
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.collective.process_group import ProcessGroup
@@ -21,11 +21,11 @@ from shoal.errors import InvalidValue
 from shoal.jobs.spec import from_mapping
 from shoal.node.memory import keep_memory
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
-from shoal.pytorch.worker_state import MISFITS, State, WorkerStates, ranks_of, write_state
+from shoal.pytorch.worker_state import MISFITS, WorkerStates, ranks_of, write_state
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
-from shoal.strategies import Strategy, leased_program, train_program
+from shoal.strategies import leased_program, train_program
 from shoal.strategies.loop import Hooks
 
 log_to = logging.getLogger("shoal.worker")
@@ -73,17 +73,7 @@ def run_worker(
         alone, kept = not strategy.uses_servers, spec.keep_checkpoints
         states = WorkerStates(paths.checkpoints, rank, clocks, passed, alone, kept)
         epochs_before = epochs_of(spec.resume) if passed else 0
-        if passed:
-            resumed = RunFolder(Path(spec.resume)).checkpoints
-            taken_up = WorkerStates(resumed, rank, CheckpointClocks(), alone=alone)
-            before = taken_up.take_up(passed, learner.module)
-            if before is not None and not client.clock:  # a worker that joins later begins anew
-                _load(strategy, before, spec.resume)
-            elif before is None:
-                log_to.info(
-                    "checkpoint %d has no random state of this worker: it begins with a new one",
-                    passed,
-                )
+        done = _take_up(setup, rank, passed, epochs_before, client.clock) if passed else None
         progress = Progress(setup, client, log, states, passed)
         progress.begin(rank)
         steps = spec.epochs * len(setup.batches)
@@ -95,16 +85,15 @@ def run_worker(
                 strategy, learner, setup.everything, spec.epochs, first, *begun, passed
             )
         else:
-            had = epochs_before * len(setup.batches) if passed else None
             own = (strategy, learner, setup.batches, spec.epochs, first)
-            program = train_program(*own, *begun, passed, setup.rounds, had)
+            program = train_program(*own, *begun, passed, setup.rounds, done)
         steps = client.drive(program)
         result = progress.finish(steps)
         result["clock"] = progress.clock
         result["epochs"] = max(spec.epochs, epochs_before)
         if spec.saves:
             ranks = ranks_of(client.view) if alone else ()
-            write_state(paths.state(rank), learner.module, strategy.state_dict(), ranks)
+            write_state(paths.state(rank), learner.module, strategy.state_dict(), steps, ranks)
         if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
             write_whole(paths.model, lambda fresh: save_file(state, fresh))
@@ -112,12 +101,28 @@ def run_worker(
     log.close()
 
 
-def _load(strategy: Strategy, state: State, resume: str) -> None:
-    """Restore a strategy's state from a checkpoint."""
-    try:
-        strategy.load_state_dict(dict(state))
-    except MISFITS as error:
-        raise InvalidValue(
-            f"the checkpoint of {resume} has no state of strategy {strategy.name!r} with these "
-            f"settings ({type(error).__name__}: {error}): resume it with those of that run"
-        ) from None
+def _take_up(setup: WorkerSetup, rank: int, passed: int, epochs_before: int, clock: int) -> int:
+    """Go on from the checkpoint of a run; returns this worker's batches that are done there.
+
+    clock:  at which this worker joins: a later one has the strategy's state of the cluster
+    """
+    spec, strategy = setup.spec, setup.strategy
+    resumed = RunFolder(Path(spec.resume)).checkpoints
+    states = WorkerStates(resumed, rank, CheckpointClocks(), alone=not strategy.uses_servers)
+    state = states.take_up(passed, setup.model.module)
+    if state is None:
+        log_to.info(
+            "checkpoint %d has no random state of this worker: it begins with a new one", passed
+        )
+    elif not clock:
+        try:
+            strategy.load_state_dict(dict(state))
+        except MISFITS as error:
+            raise InvalidValue(
+                f"the checkpoint of {spec.resume} has no state of strategy {strategy.name!r} with "
+                f"these settings ({type(error).__name__}: {error}): resume it with those of that "
+                "run"
+            ) from None
+    if states.step >= 0:
+        return states.step
+    return min(strategy.batches_at(passed), epochs_before * len(setup.batches))

@@ -107,6 +107,13 @@ def test_checkpoints_go_on_without_a_worker_that_is_lost(tmp_path):
     assert torch.equal(other.weight, module.weight)
 
 
+def test_a_state_that_is_a_tensor_and_a_state_at_once_is_refused(tmp_path):
+    contradiction = {"a": torch.ones(1), "a/b": torch.ones(1)}
+    states(tmp_path).reached(VIEW, 10, nn.Flatten(), lambda: contradiction)
+    with pytest.raises(DataCorrupt, match="is no state of this worker"):
+        states(tmp_path).take_up(10, nn.Flatten())
+
+
 def test_a_state_may_share_the_parameters_memory(tmp_path):
     module = nn.Linear(2, 1)
     state = lambda: {"mine": module.weight.detach().view(-1)}  # noqa: E731

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from errno import ENOSPC
 from time import time
 
@@ -16,6 +18,7 @@ from shoal.apps.train.command import tasks_of
 from shoal.apps.train.resume import join_run
 from shoal.cli import main
 from shoal.engines.local import LocalEngine
+from shoal.errors import InvalidValue
 from shoal.jobs.spec import from_mapping
 from shoal.reports.events import load_run, read_events
 from shoal.storage.checkpoints import Checkpoints
@@ -252,6 +255,24 @@ def test_without_servers_the_end_of_a_run_is_a_checkpoint_as_well(tmp_path):
         result = CliRunner().invoke(main, ["train", "--resume", str(half.path), *words])
         assert result.exit_code != 0
         assert told in " ".join(result.output.split()), result.output
+
+
+def test_a_strategy_that_is_replaced_is_not_imported(tmp_path):
+    code = "from pathlib import Path\nfrom shoal.strategies.servers import Sync\n"
+    code += "Path(__file__).with_name('imported').touch()\nclass Mine(Sync):\n    name = 'mine'\n"
+    (tmp_path / "mine.py").write_text(code)
+    more = f"--strategy {tmp_path}/mine.py:Mine --epochs 2 --checkpoint-every 10 --out {tmp_path}"
+    command = [sys.executable, "-m", "shoal", "train", "digits", *more.split()]
+    subprocess.run(command, check=True, capture_output=True)  # or this process has it imported
+    (tmp_path / "imported").unlink()
+    [first] = tmp_path.glob("digits-*")
+    words = ["--resume", first, "--resume-at", 10, "--out", tmp_path]
+    train(*words, "--strategy", "sync")
+    with pytest.raises(InvalidValue, match="has its parameters on servers, and 'allreduce' has"):
+        shoal.train(resume=first, resume_at=10, strategy="allreduce", out=tmp_path)
+    assert not (tmp_path / "imported").exists()
+    train(*words)
+    assert (tmp_path / "imported").exists()
 
 
 def test_workers_of_unlike_data_leave_out_what_they_have_done(tmp_path):

@@ -191,7 +191,7 @@ def continued(
     run: Path,
     asked: dict[str, Any],
     trust: bool = False,
-    says: Callable[[str], object] = log.info,
+    says: Callable[[str], object] = log.warning,
 ) -> dict[str, Any]:
     """The values of a job that continues a run: those that are asked for, else that run's.
 

@@ -32,7 +32,7 @@ _BUFFER, _PARAMETER, _STRATEGY = "buffer.", "parameter.", "strategy/"
 _STEP = "step"
 _NONE = torch.empty(0)
 State = Mapping[str, Any]  # of a strategy: names to tensors, whole numbers or further states
-MISFITS = (LookupError, ValueError, TypeError, RuntimeError, OverflowError)
+MISFITS = (LookupError, ValueError, TypeError, RuntimeError, OverflowError, AttributeError)
 
 log = logging.getLogger("shoal.worker")
 
@@ -103,8 +103,8 @@ class WorkerStates:
         """
         path = self._path(clock)
         if not path.exists():
-            others = sorted(path.parent.glob("worker-*.safetensors")) if self._alone else []
-            for other in others[:1]:
+            others = path.parent.glob("worker-*.safetensors") if self._alone else ()
+            if other := min(others, default=None):
                 tensors, _ = read_verified(other)
                 with _fitting(other):
                     _restore(module.named_parameters(), tensors, _PARAMETER)
@@ -115,7 +115,7 @@ class WorkerStates:
             _restore(module.named_parameters() if WORKERS in metadata else (), tensors, _PARAMETER)
             _set_random_state(tensors, metadata["python"])
             self.step = int(metadata.get(_STEP, -1))
-        return _nested({n: each for n, each in tensors.items() if n.startswith(_STRATEGY)})
+            return _nested({n: each for n, each in tensors.items() if n.startswith(_STRATEGY)})
 
     def _path(self, clock: int) -> Path:
         return self._folder / folder_of(clock) / f"worker-{self._rank}.safetensors"

@@ -206,6 +206,10 @@ class Checkpoints:
             if clock < oldest and self.path(clock) not in needed:
                 rmtree(self.path(clock), ignore_errors=True)
 
+    def has_rows(self, clock: int) -> bool:
+        """Whether servers have written it."""
+        return bool(self._files(clock))
+
     def keep(self, count: int) -> None:
         """Prune, after a write: if that fails, the next one tries again. 0 keeps all."""
         try:
@@ -246,7 +250,7 @@ class Checkpoints:
 
     def _alone(self, clock: int) -> set[int]:
         """The ranks that make a checkpoint without rows, as any of them says."""
-        if self._files(clock):
+        if self.has_rows(clock):
             return set()
         files = sorted(self.path(clock).glob("worker-*.safetensors"))
         told = [read_told(each).get(WORKERS, "") for each in files]

@@ -88,7 +88,7 @@ def run_job(
     check_job(job)
     passed = resumed_at(job.resume, job.resume_at, trust, job.keeps_states)
     if passed:
-        check_continued(job)
+        check_continued(job, passed)
     notes = check_inputs(job, data_dirs)
     folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
     folder.write_job(dump_job(job))

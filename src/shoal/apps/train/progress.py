@@ -139,7 +139,7 @@ class Progress:
             "accuracy": accuracy,
             "loss": loss,
             "best_accuracy": max(accuracy, self._best),
-            "between": self._strategy.in_step and self._since > 0,
+            "between_exchanges": self._strategy.in_step and self._since > 0,
             "train_loss": float(np.mean(self._losses[-20:])) if self._losses else None,
             "samples": int(self._samples),
             "steps": self._steps,

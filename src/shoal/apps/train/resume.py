@@ -11,19 +11,12 @@ from pathlib import Path
 
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.engines.options import FaultTolerantRun, ResumableRun
-from shoal.errors import (
-    DataMissing,
-    InvalidValue,
-    ProcessDied,
-    RangeLost,
-    UsageError,
-)
+from shoal.errors import DataMissing, InvalidValue, ProcessDied, RangeLost, UsageError
 from shoal.jobs.spec import JobSpec, from_mapping, load_run_job
 from shoal.jobs.trust import check_run
 from shoal.reports.events import read_events
 from shoal.storage.files import damaged, make_folder
 from shoal.storage.run_folder import RunFolder
-from shoal.strategies import strategies
 
 log = logging.getLogger("shoal")
 
@@ -121,21 +114,24 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bo
     return Checkpoints(RunFolder(Path(resume)).checkpoints, workers).choose(resume_at)
 
 
-def check_continued(job: JobSpec) -> None:
-    """Refuse to continue a run whose checkpoints do not have what the job's workers need.
+def check_continued(job: JobSpec, passed: int) -> None:
+    """Refuse to continue a run whose checkpoint does not have what the job's workers need.
+
+    The strategy of that run is not imported: the job may have another in its place.
 
     Raises:
         InvalidValue: its parameters are elsewhere, or workers would have no state, or another's
     """
+    from shoal.storage.checkpoints import Checkpoints
+
     before = from_mapping(load_run_job(Path(job.resume)))
-    kind, where = strategies[job.strategy], {True: "on servers", False: "on workers"}
+    has_rows = Checkpoints(RunFolder(Path(job.resume)).checkpoints).has_rows(passed)
+    where = {True: "on servers", False: "on workers"}
     had = f"{job.resume} was trained with strategy {before.strategy!r}"
-    if before.uses_servers != job.uses_servers or (
-        not job.uses_servers and before.strategy != job.strategy
-    ):
+    if has_rows != job.uses_servers or (not has_rows and before.strategy != job.strategy):
         raise InvalidValue(
-            f"{had}, which has its parameters {where[before.uses_servers]}, and {job.strategy!r} "
-            f"has its own {where[job.uses_servers]}: begin a new run, with --init "
+            f"{had}, which has its parameters {where[has_rows]}, and {job.strategy!r} has its own "
+            f" {where[job.uses_servers]}: begin a new run, with --init "
             f"{job.resume}/model.safetensors"
         )
     if not job.uses_servers and before.workers < job.workers:
@@ -143,7 +139,7 @@ def check_continued(job: JobSpec) -> None:
             f"{job.resume} has the states of {before.workers} workers, and strategy "
             f"{job.strategy!r} needs one for each: resume it with no more workers than that"
         )
-    for field in ("optimizer", "dtype") if kind.on_workers else ():
+    for field in ("optimizer", "dtype") if job.keeps_states else ():
         if getattr(before, field) != getattr(job, field):
             raise InvalidValue(
                 f"{had} and {field} {getattr(before, field)}, and has the state of that on "
@@ -177,7 +173,7 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
     checkpoints = Checkpoints(folder.checkpoints)
     if not run.saves:
         return
-    if any(each.get("between") for each in results):
+    if any(each.get("between_exchanges") for each in results):
         log.warning("the run has ended between two exchanges: its end is no checkpoint")
         return
     try:

@@ -109,12 +109,14 @@ class CheckpointPlan:
             self.at = now + self._every_s
         without = [server.name for server, promise in promises if not promise.folder]
         if self._requests and (without or not promises):
-            reason = "this run has no servers: its workers write checkpoints (--checkpoint-every)"
             if without:
-                servers = ", ".join(without)
-                reason = f"{servers} has no folder for checkpoints: start servers with --out"
+                why = (
+                    f"{', '.join(without)} has no folder for checkpoints: start servers with --out"
+                )
+            else:
+                why = "this run has no servers: its workers write checkpoints (--checkpoint-every)"
             for asked in list(self._requests):
-                self._close(asked, CheckpointRefused(asked[1], reason), out)
+                self._close(asked, CheckpointRefused(asked[1], why), out)
         if not self._due and not self._requests:
             return view
         wanted = self._wanted if self._requests else 0

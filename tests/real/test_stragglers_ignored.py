@@ -1,6 +1,5 @@
 """Gradient coding on real processes: a stopped worker changes nothing, and delays nobody."""
 
-import json
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ from shoal.apps.train.command import run_job, tasks_of
 from shoal.apps.train.resume import join_run
 from shoal.engines.local import LocalEngine
 from shoal.jobs.spec import from_mapping
+from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 from tests.real.waiting import until
 
@@ -24,9 +24,9 @@ COMMON = {"data": "digits", "servers": 2, "dtype": "float64", "batch_size": 16, 
 
 def steps(folder, rank):
     """The steps that a worker has taken so far, from the event log."""
-    lines = folder.events.read_text().splitlines() if folder.events.exists() else ()
-    events = [json.loads(line) for line in lines if f'"worker-{rank}"' in line]
-    return [event["step"] for event in events if event["kind"] == "step"]
+    events = read_events(folder.events) if folder.events.exists() else ()  # but one half written
+    own = (event for event in events if event["node"] == f"worker-{rank}")
+    return [event["step"] for event in own if event["kind"] == "step"]
 
 
 def came_to(folder, rank):

@@ -131,7 +131,7 @@ def check_continued(job: JobSpec, passed: int) -> None:
     if has_rows != job.uses_servers or (not has_rows and before.strategy != job.strategy):
         raise InvalidValue(
             f"{had}, which has its parameters {where[has_rows]}, and {job.strategy!r} has its own "
-            f" {where[job.uses_servers]}: begin a new run, with --init "
+            f"{where[job.uses_servers]}: begin a new run, with --init "
             f"{job.resume}/model.safetensors"
         )
     if not job.uses_servers and before.workers < job.workers:

@@ -14,7 +14,15 @@ from shoal.errors import InvalidValue, UnknownName
 from shoal.keys import KeyRange, split_evenly, tiles
 from shoal.tables.consistency import Consistency, asp, bsp, ssp
 from shoal.tables.init import Init
-from shoal.tables.spec import FRAGMENT_BYTES, ITEM_SIZES, SMALLEST_FRAGMENT_BYTES, Access, TableSpec
+from shoal.tables.spec import (
+    FRAGMENT_BYTES,
+    ITEM_SIZES,
+    SMALLEST_FRAGMENT_BYTES,
+    SPANS_MOST,
+    Access,
+    Span,
+    TableSpec,
+)
 
 # Rows of a byte to some megabytes, tables of a row to some gigabytes.
 specs = st.builds(
@@ -211,3 +219,54 @@ def test_the_specification_imports_without_torch():
     """DESIGN section 2: a scheduler restarts in a tenth of a second."""
     code = "import sys, shoal.tables.spec; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("spans", "more"),
+    [
+        ([1], {}),
+        ([0, 5, 5], {}),
+        ([0, 5, 4], {}),
+        ([0, 10], {}),
+        ([0], {"kind": "sparse", "rows": 0}),
+    ],
+    ids=["late", "twice", "unordered", "outside", "sparse"],
+)
+def test_spans_that_do_not_cut_the_rows_are_refused(spans, more):
+    with pytest.raises(InvalidValue, match="spans are for dense tables"):
+        TableSpec(**{"name": "t", "rows": 10, **more}, spans=tuple(map(Span, spans)))
+
+
+def test_a_table_has_a_bounded_number_of_spans():
+    TableSpec("t", SPANS_MOST, spans=tuple(map(Span, range(SPANS_MOST))))
+    with pytest.raises(InvalidValue, match="spans; at most"):
+        TableSpec("t", 1 << 20, spans=tuple(map(Span, range(SPANS_MOST + 1))))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"access": Access("adam")}, "access is 'sgd' (lr=0.1), and was declared as 'adam'"),
+        ({"dtype": "float64"}, "dtype is float32, and was declared as float64"),
+        (
+            {"spans": (Span(0, "a"), Span(4, "c"))},
+            "span 1 is 'b' from row 4, and was declared as 'c' from row 4",
+        ),
+        (
+            {"spans": (Span(0, "a"), Span(5, "b"))},
+            "span 1 is 'b' from row 4, and was declared as 'b' from row 5",
+        ),
+        (
+            {"rows": 11, "spans": (Span(0, "a"),)},
+            "span 1 is 'b' from row 4, and was declared as missing",
+        ),
+        ({"rows": 11}, "rows is 10, and was declared as 11"),
+    ],
+    ids=["access", "dtype", "name", "start", "fewer", "rows"],
+)
+def test_the_first_difference_of_two_tables_is_named(change, told):
+    spec = TableSpec("t", 10, access=Access("sgd", {"lr": 0.1}), spans=(Span(0, "a"), Span(4, "b")))
+    other = msgspec.structs.replace(spec, **change)
+    assert spec.difference(other) == told
+    assert not spec.is_cut_of(other)
+    assert spec.difference(msgspec.structs.replace(spec, fragment_rows=3, group="g")) == ""

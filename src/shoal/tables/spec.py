@@ -7,8 +7,9 @@ and this module is importable without torch.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise, zip_longest
 from math import ceil, prod
-from typing import Literal, get_args, get_origin
+from typing import Annotated, Literal, get_args, get_origin
 
 import msgspec
 
@@ -31,6 +32,7 @@ SLOTS_PER_FRAGMENT = 16  # at most, of a sparse table: a fragment is the unit of
 ROWS_MOST = 1 << 40
 ROW_BYTES_MOST, BYTES_MOST = 1 << 30, 1 << 44  # of a row, of a dense table
 FRAGMENTS_MOST = 1 << 16  # of a table: servers keep a list of them
+SPANS_MOST = 1 << 14  # of a table: every view has them
 SMALLEST_FRAGMENT_BYTES = 4 << 10  # smaller tables are spread over fewer servers
 
 Options = dict[str, float | int | bool | str]
@@ -52,6 +54,22 @@ class Access(msgspec.Struct, frozen=True, array_like=True):
 
     name: str = "sum"
     options: Options = {}
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.name!r} ({options})" if options else repr(self.name)
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive rows of a dense table that belong together, such as a parameter of a model.
+
+    Args:
+        start: the first row; the span ends where the next one begins.
+        name: what it is, for people: at most 200 characters.
+    """
+
+    start: Annotated[int, msgspec.Meta(ge=0, lt=ROWS_MOST)]
+    name: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 class TableSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -86,6 +104,9 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         group: set by the scheduler: the worker group by whose clocks the table goes.
         trim: of "trimmed_mean" over n pushes, the share of them, 0 < trim < 0.5, that is left out
             at either end: floor(trim n) of the least and as many of the greatest values.
+        spans: of a dense table, parts of its rows that are updated apart, the first from row 0 on.
+            The optimizer's step is the number of updates that a row's span has had: a push that
+            leaves out a span leaves its rows, their state and their step as they are.
 
     Raises:
         UnknownName: a name that is not among those listed above.
@@ -114,6 +135,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     saves: bool = False
     group: str = ""
     trim: float = 0.0
+    spans: tuple[Span, ...] = ()
 
     def __post_init__(self) -> None:
         for field, kind in _TYPES.items():
@@ -168,6 +190,19 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
                 f"table {self.name!r}: fragment_rows is at least 0, not {self.fragment_rows}"
             )
         self._check_size()
+        if self.spans:
+            self._check_spans()
+
+    def _check_spans(self) -> None:
+        starts = [span.start for span in self.spans]
+        ordered = all(one < other for one, other in pairwise(starts))
+        if self.kind != "dense" or starts[0] or not ordered or starts[-1] >= self.rows:
+            raise InvalidValue(
+                f"table {self.name!r}: spans are for dense tables; the first begins at row 0, each "
+                f"other one behind the one before, and the last before row {self.rows}"
+            )
+        if len(starts) > SPANS_MOST:
+            raise InvalidValue(f"table {self.name!r} has {len(starts)} spans; at most {SPANS_MOST}")
 
     def _check_size(self) -> None:
         fragments = self.keys.stop / self.fragment_rows if self.fragment_rows else 0
@@ -230,8 +265,25 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
 
     def is_cut_of(self, spec: TableSpec) -> bool:
         """Whether both specify the same table, apart from fragment size and group."""
-        same = msgspec.structs.replace(self, fragment_rows=spec.fragment_rows, group=spec.group)
-        return same == spec
+        return not self.difference(spec)
+
+    def difference(self, spec: TableSpec) -> str:
+        """Describe the first field that differs from an earlier declaration; "" if none does.
+
+        Fragment size and group do not count. Spans come first: they say which parameter it is.
+        """
+        if self.spans != spec.spans:
+            number, one, other = next(
+                (number, *pair)
+                for number, pair in enumerate(zip_longest(self.spans, spec.spans))
+                if pair[0] != pair[1]
+            )
+            return f"span {number} is {_told(one)}, and was declared as {_told(other)}"
+        for name in self.__struct_fields__:
+            one, other = getattr(self, name), getattr(spec, name)
+            if one != other and name not in ("fragment_rows", "group"):
+                return f"{name} is {one}, and was declared as {other}"
+        return ""
 
     def cut(self, servers: int) -> TableSpec:
         """This table with its fragment size fixed: about 1 MiB; less for small tables, more above
@@ -260,6 +312,10 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         stop = self.keys.stop
         edges = range(0, stop, self.fragment_rows)
         return [KeyRange(start, min(start + self.fragment_rows, stop)) for start in edges]
+
+
+def _told(span: Span | None) -> str:
+    return "missing" if span is None else f"{span.name!r} from row {span.start}"
 
 
 _ANNOTATIONS = {field.name: field.type for field in msgspec.structs.fields(TableSpec)}

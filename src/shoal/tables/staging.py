@@ -169,7 +169,7 @@ class StagedRows:
         self.slots = slots
         self.kept = False  # a pull reads the same keys after this is applied
         self.retained = False  # the memory is also sent to other servers
-        self.prepared: list[tuple[int, Prepared]] | None = None  # by fragment, of whole rows
+        self.prepared: list[tuple[int, KeyRange, Prepared]] | None = None  # of whole rows
         self._memory = memory
         self.nbytes = memory.nbytes  # that it keeps
         keys_bytes = 0 if keys < 0 else 8 * keys
@@ -258,11 +258,13 @@ class StreamedRows(msgspec.Struct, eq=False):
     """A push of whole rows that is applied while it arrives, one fragment at a time.
 
     Attributes:
+        values: (n, width): that memory, for the largest fragment.
         views: a destination for each fragment; all are the same memory.
         pieces: for each view: the fragment's number, its rows, and their update.
     """
 
     rows: KeyRange
+    values: Tensor
     views: list[memoryview]
     pieces: list[tuple[int, KeyRange, Prepared]]
     kept: bool = False

@@ -193,7 +193,9 @@ def test_a_declared_table_is_in_the_next_view(cluster, rigs):
     cluster.receive("worker-1", Declare(3, spec))
     assert cluster.sent() == [NewView(cluster.view)]
     cluster.receive("worker-1", Declare(3, msgspec.structs.replace(spec, access=Access("assign"))))
-    assert cluster.sent() == [NotDeclared("w", "table 'w' exists with another specification")]
+    difference = "access is 'assign', and was declared as 'sum'"
+    told = f"table 'w' exists with another specification. {difference}"
+    assert cluster.sent() == [NotDeclared("w", told)]
 
 
 def test_a_table_declared_before_the_first_view_is_in_the_second(make, rigs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ Operation = tuple[str, Push] | tuple[str, list[Push]]
 
 
 class PlainTable:
-    """The dumb shard: a dictionary of rows, a loop over keys, steps by fragment."""
+    """The dumb shard: a dictionary of rows, a loop over keys, steps by fragment and span."""
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
         self.spec = spec
@@ -27,16 +28,21 @@ class PlainTable:
         self.moments = {key: (np.zeros(WIDTH), np.zeros(WIDTH)) for key in self.rows}
         self.fragment_of = {key: key // spec.fragment_rows for key in self.rows}
         self.versions = dict.fromkeys(sorted(set(self.fragment_of.values())), 0)
-        self.updates = dict(self.versions)
+        starts = [span.start for span in spec.spans]
+        self.cell_of = {
+            key: (key // spec.fragment_rows, sum(start <= key for start in starts))
+            for key in self.rows
+        }
+        self.updates = dict.fromkeys(sorted(set(self.cell_of.values())), 0)
 
     def write(self, push: Push) -> None:
         self.rows.update(push.carried)
-        self._count([push], self.versions)
+        self._count([push], self.fragment_of, self.versions)
 
     def apply(self, push: Push) -> None:
         for key, row in push.carried.items():
             self._update(key, row, push.lr)
-        self._count([push], self.versions, self.updates)
+        self._count_update([push])
 
     def merge(self, pushes: Sequence[Push]) -> None:
         zeros = np.zeros(WIDTH)
@@ -57,7 +63,7 @@ class PlainTable:
                 update = sum((push.weight * push.carried[key] for push in carriers), zeros)
                 update = update / sum(push.weight for push in named)
             self._update(key, update, named[0].lr)
-        self._count(pushes, self.versions, self.updates)
+        self._count_update(pushes)
 
     def _update(self, key: int, update: Row, lr: float | None) -> None:
         name, options = self.spec.access.name, self.spec.access.options
@@ -69,7 +75,7 @@ class PlainTable:
         elif name == "sgd":
             self.rows[key] = self.rows[key] - rate * update
         elif name == "adam":  # Kingma & Ba 2015, algorithm 1
-            t = self.updates[self.fragment_of[key]] + 1
+            t = self.updates[self.cell_of[key]] + 1
             m, v = self.moments[key]
             m, v = 0.9 * m + 0.1 * update, 0.999 * v + 0.001 * update**2
             self.moments[key] = m, v
@@ -78,11 +84,14 @@ class PlainTable:
         else:
             raise AssertionError(f"the plain table has no access method {name!r}")
 
-    def _count(self, pushes: Sequence[Push], *counters: dict[int, int]) -> None:
-        for index in self.versions:
-            if any(self.fragment_of[k] == index and k in p.rows for p in pushes for k in self.rows):
-                for counter in counters:
-                    counter[index] += 1
+    def _count_update(self, pushes: Sequence[Push]) -> None:
+        self._count(pushes, self.fragment_of, self.versions)
+        self._count(pushes, self.cell_of, self.updates)
+
+    def _count(self, pushes: Sequence[Push], of: dict[int, Any], counter: dict[Any, int]) -> None:
+        for place in counter:
+            if any(of[key] == place and key in push.rows for push in pushes for key in self.rows):
+                counter[place] += 1
 
 
 @st.composite
@@ -97,11 +106,12 @@ def pushes(draw: st.DrawFn, held: KeyRange) -> Push:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> tuple[int, int, KeyRange, list[Operation]]:
-    """A cut table, one server's part of it, and a few operations on that part."""
+def programs(draw: st.DrawFn) -> tuple[int, int, list[int], KeyRange, list[Operation]]:
+    """A cut table, its spans, one server's part of it, and a few operations on that part."""
     rows, fragment_rows = draw(st.integers(1, 12)), draw(st.integers(1, 5))
     servers = draw(st.integers(1, 3))
     fragments = table(rows, fragment_rows).fragments()
+    spans = sorted({0, *draw(st.sets(st.integers(0, rows - 1)))}) if draw(st.booleans()) else []
     part = draw(st.sampled_from([p for p in split_evenly(len(fragments), servers) if len(p)]))
     held = KeyRange(fragments[part.start].start, fragments[part.stop - 1].stop)
     push = pushes(held)
@@ -109,4 +119,4 @@ def programs(draw: st.DrawFn) -> tuple[int, int, KeyRange, list[Operation]]:
         st.tuples(st.sampled_from(["apply", "write"]), push),
         st.tuples(st.just("merge"), st.lists(push, min_size=1, max_size=4)),
     )
-    return rows, fragment_rows, held, draw(st.lists(operation, min_size=1, max_size=4))
+    return rows, fragment_rows, spans, held, draw(st.lists(operation, min_size=1, max_size=4))

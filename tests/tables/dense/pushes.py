@@ -13,7 +13,7 @@ from shoal.keys import KeyRange
 from shoal.tables.consistency import asp, bsp
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.init import Init
-from shoal.tables.spec import Access, TableSpec
+from shoal.tables.spec import Access, Span, TableSpec
 from shoal.tables.staging import StagedRows
 
 WIDTH = 2
@@ -52,6 +52,7 @@ def table(
     merge: Literal["mean", "sum", "median", "trimmed_mean"] = "sum",
     row_shape: tuple[int, ...] = (WIDTH,),
     trim: float = 0.0,
+    spans: Sequence[int] = (),
 ) -> TableSpec:
     """A table whose rows begin as ones."""
     robust = merge in ("median", "trimmed_mean")
@@ -68,6 +69,7 @@ def table(
         merge=merge,
         fragment_rows=fragment_rows,
         trim=trim,
+        spans=tuple(map(Span, spans)),
     )
 
 

@@ -1,5 +1,6 @@
 """Whole states of rows: written and read with their slots and counts of updates."""
 
+import pytest
 import torch
 
 from shoal.keys import KeyRange, split_evenly
@@ -62,7 +63,7 @@ def test_the_parts_of_a_state_are_of_their_rows():
         part = piece.part_of(staged, piece.held)
         piece.write_state(part, 2)
         assert piece.updates == [2] * len(piece.fragments)
-    whole.updates = first.updates
+    whole.counts.set(0, first.updates)
     assert same(whole, first)
 
 
@@ -74,3 +75,68 @@ def test_the_memory_of_states_is_not_taken_for_that_of_pushes():
     assert (shard.rows == 3.0).all()
     assert not torch.equal(before, shard.rows)
     assert len(shard.stage(ALL, -1).values) == len(ALL)
+
+
+# --- spans: parameters that are updated apart ------------------------------------------------
+
+SPANS = (0, 3, 4, 9)  # of fragments [0:4), [4:8), [8:10)
+
+
+def apart():
+    """A shard whose spans have had 2, 1, 3 and 2 updates."""
+    shard = DenseShard(table(access=ADAM, spans=SPANS), ALL)
+    for parts in ([ALL], [KeyRange(0, 3), KeyRange(4, 10)], [KeyRange(4, 9)]):
+        shard.merge([(1.0, None, stage(shard, one(rows, 2.0))) for rows in parts])
+    assert shard.updates == [2, 1, 3, 3, 2]  # [0:3) [3:4) | [4:8) | [8:9) [9:10)
+    return shard
+
+
+def test_rows_of_a_span_that_is_left_out_stay_as_they_are():
+    shard = apart()
+    before = shard.state(copied=True)
+    shard.apply(stage(shard, one(KeyRange(0, 3), 1.0)), None)
+    after = shard.state()
+    assert after["updates"].tolist() == [3, 1, 3, 3, 2]
+    for name in ("rows", "slot.exp_avg", "slot.exp_avg_sq"):
+        changed = (after[name] != before[name]).any(dim=1).nonzero().view(-1).tolist()
+        assert changed == [0, 1, 2], name
+
+
+def test_every_way_out_of_a_shard_takes_the_counts_of_its_spans_along():
+    shard = apart()
+    pieces = shard.split([KeyRange(0, 4), KeyRange(4, 10)])
+    assert [piece.updates for piece in pieces] == [[2, 1], [3, 3, 2]]
+    copy, at = DenseShard(shard.spec, ALL), 0
+    while at < len(shard.fragments):
+        snapshot = shard.snapshot(at, 1)
+        staged = copy.stage_snapshot(snapshot.rows, -1)
+        Sink(staged.views).fill(memoryview(b"".join(snapshot.views)))
+        copy.install(staged)
+        at = snapshot.after
+    assert same(copy, shard)
+    assert copy.digest(ALL, None) == shard.digest(ALL, None)
+    restored = DenseShard(shard.spec, KeyRange(4, 10))
+    restored.restore(ALL, shard.state(), same=True)
+    assert restored.updates == [3, 3, 2]
+    assert [shard.most_updates(rows) for rows in (KeyRange(3, 4), ALL)] == [1, 3]
+
+
+def test_spans_with_other_counts_have_another_digest():
+    shard, other = apart(), apart()
+    other.counts.assign(0, KeyRange(3, 4), 2)
+    assert shard.digest(ALL, None) != other.digest(ALL, None)
+
+
+def test_a_state_of_other_spans_is_refused():
+    shard = DenseShard(table(access=ADAM), ALL)
+    with pytest.raises(ValueError, match="5 update counts, not one for each of 3 cells"):
+        shard.restore(ALL, apart().state(), same=True)
+
+
+def test_a_span_of_several_fragments_has_one_count_in_each():
+    shard = DenseShard(table(access=ADAM, spans=(0, 2)), ALL)
+    shard.apply(stage(shard, one(KeyRange(2, 10), 1.0)), None)
+    assert shard.updates == [0, 1, 1, 1]
+    shard.write_state(staged_state(shard, apart(), KeyRange(0, 2)), 1)
+    assert shard.updates == [1, 1, 1, 1]
+    assert not shard.counts.apart

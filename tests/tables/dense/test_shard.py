@@ -53,8 +53,8 @@ METHODS = [
 @given(programs())
 def test_equals_the_plain_table(access, dtype, merge, program):
     """Every operation in any order: rows, versions, and both ways to read. Exact for integers."""
-    rows, fragment_rows, held, operations = program
-    spec = table(rows, fragment_rows, access, dtype, merge)
+    rows, fragment_rows, spans, held, operations = program
+    spec = table(rows, fragment_rows, access, dtype, merge, spans=spans)
     shard, plain = DenseShard(spec, held), PlainTable(spec, held)
     for name, what in operations:
         if name == "merge":
@@ -71,6 +71,7 @@ def test_equals_the_plain_table(access, dtype, merge, program):
             scale = max(1.0, float(np.abs(expected).max()))
             np.testing.assert_allclose(whole, expected, rtol=0, atol=EPS[dtype] * scale)
         assert shard.versions == list(plain.versions.values())
+        assert shard.updates == list(plain.updates.values())
         chosen = list(range(held.start, held.stop, 2))
         data = shard.read_keys(staged_keys(shard, held, chosen))
         assert decoded(shard, data) == [whole[key - held.start] for key in chosen]

@@ -73,8 +73,8 @@ class TableCatalog:
             fragment_rows = spec.fragment_rows or self._fragment_rows.get(spec.name, 0)
             cut = msgspec.structs.replace(owned, fragment_rows=fragment_rows).cut(servers)
             self.specs = (*self.specs, cut)
-        elif not known.is_cut_of(spec):
-            raise Refused(f"table {spec.name!r} exists with another specification")
+        elif difference := spec.difference(known):
+            raise Refused(f"table {spec.name!r} exists with another specification. {difference}")
         self._asked_by.setdefault(spec.name, set()).add(sender.id)
 
     def _check_closing(self, spec: TableSpec) -> None:

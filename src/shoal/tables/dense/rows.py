@@ -1,7 +1,7 @@
 """DenseRows: one server's rows of a dense table with their state, contiguous, in fragments.
 
-The state of rows is their values, the values of the access method's slots for them, and for each
-fragment the number of updates. It goes as a whole to other replicas (snapshots), to disk
+The state of rows is their values, the values of the access method's slots for them, and the number
+of their updates (`UpdateCounts`). It goes as a whole to other replicas (snapshots), to disk
 (checkpoints), and to and from workers that save or load an optimizer (`read_state`, `write_state`).
 """
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shoal.keys import KeyRange
 from shoal.tables.access import AccessMethod
+from shoal.tables.dense.counts import UpdateCounts
 from shoal.tables.initial import fill
 from shoal.tables.methods import method_of
 from shoal.tables.sizes import dense_bytes
@@ -28,7 +29,7 @@ class DenseRows(Shard):
     Attributes:
         rows: (len(held), width) of the table's dtype; views of the shard `of`, if it is split.
         slots: by name, optimizer state shaped as `rows`.
-        updates: for each fragment, the number of updates applied: the optimizer's step.
+        counts: the numbers of updates applied, by cell: the optimizer's step.
         versions: for each fragment, the number of updates and assignments.
     """
 
@@ -48,18 +49,24 @@ class DenseRows(Shard):
                 slot: torch.full(shape, self.access.initial(slot), dtype=self.dtype)
                 for slot in self.access.slots()
             }
-            self.updates = [0] * len(self.fragments)
+            self.counts = UpdateCounts(spec, self.fragments)
             self.versions = [0] * len(self.fragments)
         else:
             self.rows, self.slots = of._piece(held)
             first = of.fragments.index(self.fragments[0])
-            self.updates = of.updates[first : first + len(self.fragments)]
-            self.versions = of.versions[first : first + len(self.fragments)]
+            last = first + len(self.fragments)
+            self.counts = UpdateCounts(spec, self.fragments, of.counts.between(first, last))
+            self.versions = of.versions[first:last]
         self._bytes = data_of(self.rows)
         self._all = list(enumerate(self.fragments))
 
     def __len__(self) -> int:
         return len(self.held)
+
+    @property
+    def updates(self) -> list[int]:
+        """The number of updates of each cell, in order."""
+        return self.counts.between(0, len(self.fragments))
 
     @property
     def nbytes(self) -> int:
@@ -84,9 +91,9 @@ class DenseRows(Shard):
                 break
             stop += 1
         some = KeyRange(self.fragments[at].start, self.fragments[stop - 1].stop)
-        counted = torch.tensor([self.updates[at:stop], self.versions[at:stop]])
+        updates = torch.tensor(self.counts.between(at, stop))
         rows, slots = self._piece(some)
-        views = copied([counted, rows, *slots.values()])
+        views = copied([updates, torch.tensor(self.versions[at:stop]), rows, *slots.values()])
         return Snapshot(some, -1, views, stop, stop == len(self.fragments))
 
     def sample(self, at: int, nbytes: int) -> Sample:
@@ -95,15 +102,19 @@ class DenseRows(Shard):
 
     def digest(self, rows: KeyRange, keys: None) -> int:
         """A digest of these rows and their state."""
-        updates = torch.tensor([self.updates[index] for index, _ in self._touched(rows)])
+        updates = torch.tensor(
+            [n for index, _ in self._touched(rows) for n in self.counts.of(index)]
+        )
         values, slots = self._piece(rows)
         return crc32([updates, values, *slots.values()])
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
         """Staging memory for a snapshot of these rows."""
         shape = (len(rows), self.spec.width)
-        counted = (torch.int64, (2, len(self._touched(rows))))
-        return StagedSnapshot(rows, [counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
+        touched = [index for index, _ in self._touched(rows)]
+        cells = sum(len(self.counts.edges(index)) for index in touched)
+        counted = (torch.int64, (cells,)), (torch.int64, (len(touched),))
+        return StagedSnapshot(rows, [*counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
 
     def install(self, staged: StagedSnapshot) -> None:
         """Set fragments to another replica's snapshot.
@@ -111,21 +122,21 @@ class DenseRows(Shard):
         Raises:
             AccessFailed: it is none; nothing is changed.
         """
-        counted, sent, *states = staged.tensors
-        refuse(self.spec.name, bool((counted < 0).any()), "a count below 0")
+        updates, versions, sent, *states = staged.tensors
+        wrong = bool((updates < 0).any() or (versions < 0).any())
+        refuse(self.spec.name, wrong, "a count below 0")
         rows, slots = self._piece(staged.rows)
         rows.copy_(sent)
         for slot, state in zip(slots.values(), states, strict=True):
             slot.copy_(state)
-        for (index, _), updates, versions in zip(
-            self._touched(staged.rows), *counted.tolist(), strict=True
-        ):
-            self.updates[index], self.versions[index] = updates, versions
+        first = self._touched(staged.rows)[0][0]
+        self.counts.set(first, updates.tolist())
+        self.versions[first : first + len(versions)] = versions.tolist()
 
     # ------------------------------------------------------------------ disk
 
     def state(self, copied: bool = False) -> dict[str, Tensor]:
-        """The tensors of a checkpoint: `rows`, `slot.NAME`, and `updates` of each fragment."""
+        """The tensors of a checkpoint: `rows`, `slot.NAME`, and `updates` of each cell."""
         slots = {f"slot.{name}": slot for name, slot in self.slots.items()}
         live = {"rows": self.rows, **slots}
         here = {name: each.clone() for name, each in live.items()} if copied else live
@@ -133,10 +144,10 @@ class DenseRows(Shard):
 
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
         """Restore the rows of a checkpointed shard that belong here, and with the `same` access
-        method their slots, and each fragment's number of updates.
+        method their slots, and their numbers of updates.
 
         Raises:
-            ValueError: it has other fragments.
+            ValueError: it has other fragments or spans.
         """
         start, stop = max(held.start, self.held.start), min(held.stop, self.held.stop)
         if start >= stop:
@@ -148,17 +159,20 @@ class DenseRows(Shard):
             if same and f"slot.{name}" in state:
                 slot[here] = state[f"slot.{name}"][there]
         if same:
-            size, updates = self.spec.fragment_rows, state["updates"].tolist()
-            if held.start % size or len(updates) != -(-len(held) // size):
-                raise ValueError(f"{len(updates)} update counts, not one for each {size} rows")
+            fragments = [part for part in self.spec.fragments() if held.covers(part)]
+            counts, saved = UpdateCounts(self.spec, fragments), state["updates"].tolist()
+            cells = sum(len(counts.edges(index)) for index in range(len(fragments)))
+            if held.start % self.spec.fragment_rows or len(saved) != cells:
+                raise ValueError(f"{len(saved)} update counts, not one for each of {cells} cells")
+            counts.set(0, saved)
             for index, part in self._touched(KeyRange(start, stop)):
-                self.updates[index] = updates[(part.start - held.start) // size]
+                self.counts.set(index, counts.of(fragments.index(part)))
 
     # ------------------------------------------------------------------ workers
 
     def most_updates(self, rows: KeyRange) -> int:
         """The most updates that one of these rows has had."""
-        return max((self.updates[index] for index, _ in self._touched(rows)), default=0)
+        return max((self.counts.most(*touched) for touched in self._touched(rows)), default=0)
 
     def read_state(self, rows: KeyRange) -> list[memoryview]:
         """The live bytes of `rows` and of their slots, which the next update changes."""
@@ -166,12 +180,12 @@ class DenseRows(Shard):
         return [data_of(each) for each in (values, *slots.values()) if each.numel()]
 
     def write_state(self, staged: StagedRows, updates: int) -> None:
-        """Assign rows and their slots, whose fragments have had so many updates."""
+        """Assign rows and their slots, whose cells have had so many updates."""
         rows, slots = self._piece(staged.rows)
         for here, sent in zip((rows, *slots.values()), staged.states(), strict=True):
             here.copy_(sent)
-        for index, _ in self._touched(staged.rows):
-            self.updates[index] = updates
+        for index, part in self._touched(staged.rows):
+            self.counts.assign(index, part, updates)
             self.versions[index] += 1
         self.release(staged)
 

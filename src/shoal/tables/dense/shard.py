@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shoal.errors import AccessFailed
 from shoal.keys import KeyRange, cut_at_edges
+from shoal.tables.access import Prepared
 from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
 from shoal.tables.dense.rows import DenseRows
 from shoal.tables.spec import TableSpec
@@ -101,7 +102,7 @@ class DenseShard(DenseRows):
             views.append(memory[: len(part) * self._row_bytes].data)
             update = self.access.prepared(*self._piece(part), values[: len(part)])
             pieces.append((index, part, update))
-        return StreamedRows(rows, views, pieces)
+        return StreamedRows(rows, values, views, pieces)
 
     def rows_of(self, streamed: StreamedRows, number: int) -> KeyRange:
         """The rows of view `number`."""
@@ -109,9 +110,12 @@ class DenseShard(DenseRows):
 
     def apply_piece(self, streamed: StreamedRows, number: int, lr: float | None) -> None:
         """Apply the fragment in view `number`."""
-        index, _, update = streamed.pieces[number]
-        update(self.updates[index], lr)
-        self.updates[index] += 1
+        index, part, update = streamed.pieces[number]
+        if index in self.counts.apart:
+            self._update(index, part, Merged(part, None, streamed.values[: len(part)], lr))
+        else:
+            update(self.counts.together[index], lr)
+        self.counts.count(index, (part,))
         self.versions[index] += 1
 
     def end_stream(self, streamed: StreamedRows) -> None:
@@ -151,21 +155,22 @@ class DenseShard(DenseRows):
 
     def apply(self, staged: StagedRows, lr: float | None) -> None:
         """Apply a push with the access method, fragment by fragment."""
-        if staged.keys is None:
-            if staged.prepared is None:
-                staged.prepared = [
-                    (index, self.access.prepared(*self._piece(part), rows_of(staged, part)))
-                    for index, part in self._touched(staged.rows)
-                ]
-            for index, update in staged.prepared:
-                update(self.updates[index], lr)
-                self.updates[index] += 1
-                self.versions[index] += 1
-        else:
-            for index, part in self._touched(staged.rows):
-                self._update_some(index, part, staged.keys, staged.values, lr)
-                self.updates[index] += 1
-                self.versions[index] += 1
+        if staged.keys is None and staged.prepared is None:
+            staged.prepared = [
+                (index, part, self.access.prepared(*self._piece(part), rows_of(staged, part)))
+                for index, part in self._touched(staged.rows)
+            ]
+        touched: Sequence[tuple[int, KeyRange, Prepared | None]] = staged.prepared or [
+            (index, part, None) for index, part in self._touched(staged.rows)
+        ]
+        pushed = Merged(staged.rows, staged.keys, staged.values, lr)
+        for index, part, update in touched:
+            if update is None or index in self.counts.apart:
+                self._update(index, part, pushed)
+            else:
+                update(self.counts.together[index], lr)
+            self.counts.count(index, (part,))
+            self.versions[index] += 1
         self.release(staged)
 
     def write(self, staged: StagedRows) -> None:
@@ -199,47 +204,50 @@ class DenseShard(DenseRows):
                     pieces.append(merge_whole(self.spec, piece, named))
                 else:
                     pieces.append(merge_some(self.spec, piece, named))
-                self._apply_merged(index, piece, pieces[-1])
-            self.updates[index] += bool(pieces)
-            self.versions[index] += bool(pieces)
+                self._update(index, piece, pieces[-1])
+            if pieces:
+                self.counts.count(index, [piece.rows for piece in pieces])
+                self.versions[index] += 1
             applied += pieces
         for _, _, staged in contributions:
             self.release(staged)
         return side_by_side(applied)
 
     def apply_round(self, updates: Sequence[tuple[float | None, StagedRows]]) -> None:
-        """Apply a round that another replica has merged, as one update of each fragment."""
-        touched: dict[int, None] = {}
+        """Apply a round that another replica has merged, as one update of each cell."""
+        touched: dict[int, list[KeyRange]] = {}
         for lr, staged in updates:
             merged = Merged(staged.rows, staged.keys, staged.values, lr)
             for index, part in self._touched(staged.rows):
-                self._apply_merged(index, part, merged)
-                touched[index] = None
-        for index in touched:
-            self.updates[index] += 1
+                self._update(index, part, merged)
+                touched.setdefault(index, []).append(part)
+        for index, parts in touched.items():
+            self.counts.count(index, parts)
             self.versions[index] += 1
         for _, staged in updates:
             self.release(staged)
 
-    def _apply_merged(self, index: int, part: KeyRange, update: Merged) -> None:
-        keys, values, lr = update.keys, update.values, update.lr
-        if keys is None:
-            rows = values[part.start - update.rows.start : part.stop - update.rows.start]
-            self.access.apply(*self._piece(part), rows, self.updates[index], lr)
-        else:
-            self._update_some(index, part, keys, values, lr)
+    def _update(self, index: int, part: KeyRange, update: Merged) -> None:
+        """Apply an update to its rows in `part` of a fragment; it is counted afterwards."""
+        for rows, step in self.counts.steps(index, part):
+            if update.keys is not None:
+                self._update_some(rows, update.keys, update.values, step, update.lr)
+                continue
+            start = rows.start - update.rows.start
+            values = update.values[start : start + len(rows)]
+            self.access.apply(*self._piece(rows), values, step, update.lr)
 
     def _update_some(
-        self, index: int, part: KeyRange, keys: Tensor, values: Tensor, lr: float | None
+        self, part: KeyRange, keys: Tensor, values: Tensor, step: int, lr: float | None
     ) -> None:
-        """Update the rows of those keys that are in `part` of a fragment."""
+        """Update the rows of the keys that are in `part`."""
         first, last = torch.searchsorted(keys, torch.tensor([part.start, part.stop])).tolist()
         if first == last:
             return
         places = keys[first:last] - self.held.start
         rows = self.rows[places]
         slots = {name: slot[places] for name, slot in self.slots.items()}
-        self.access.apply(rows, slots, values[first:last], self.updates[index], lr)
+        self.access.apply(rows, slots, values[first:last], step, lr)
         self.rows[places] = rows
         for name, slot in slots.items():
             self.slots[name][places] = slot

@@ -125,12 +125,19 @@ except ShoalError as error:
     print(error.message)
 tried(lambda: [group.update(lr=0.01) for group in ours.param_groups], lambda: None)
 tried(lambda: mine.load_state_dict(theirs.state_dict()), lambda: None)
+late = shoal.Optimizer(torch.optim.SGD(theirs.parameters(), lr=0.1), "downpour")
+theirs.weight.data.zero_()
+try:
+    late.step()
+except ShoalError as error:
+    print(error.message)
 """,
     )
     lines = printed.splitlines()
     assert "momentum was 0.9 when the optimizer was wrapped and is 0.5 now" in lines[0]
     assert "parameters cannot be added" in lines[1]
-    assert "load weights before the optimizer is wrapped" in lines[2]
+    assert "parameters were written to since the last step (parameter 0 (3, 5))" in lines[2]
+    assert "strategy 'downpour', which has gradients under way" in lines[2]
     assert len(lines) == 3
 
 

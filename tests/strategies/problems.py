@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shoal.simulation.training import SimulatedWorker, simulate_training
 from shoal.strategies import StrategyOptions, strategies
+from shoal.strategies.base import WIRE_TAIL
 from shoal.tables.spec import Access
 
 SGD = Access("sgd", {"lr": 0.1})
@@ -17,8 +18,9 @@ class FlatModel:
 
     def __init__(self, size: int, loss_of) -> None:
         self.values = {"x": torch.zeros(size, dtype=torch.float64)}
-        self.wires = {"x": torch.zeros(size + 1, dtype=torch.float64)}
-        self.grads = {"x": self.wires["x"][:-1]}
+        self.wires = {"x": torch.zeros(size + WIRE_TAIL, dtype=torch.float64)}
+        self.grads = {"x": self.wires["x"][:-WIRE_TAIL]}
+        self.spans, self.absent, self.idle = {}, {}, ()
         self._loss_of = loss_of
 
     @property

@@ -6,7 +6,7 @@ import torch
 from shoal.errors import InvalidValue
 from shoal.strategies.base import StrategyOptions
 from shoal.strategies.worker_optimizer import WorkerOptimizer
-from shoal.tables.spec import Access
+from shoal.tables.spec import Access, Span
 from tests.strategies.problems import FlatModel, quadratic
 
 ADAM = Access("adam", {"lr": 0.1})
@@ -49,8 +49,31 @@ def test_the_state_of_another_optimizer_is_refused():
 
 def test_a_callers_own_update_is_called_in_its_place():
     calls = []
-    optimizer = WorkerOptimizer(StrategyOptions(update=lambda: calls.append(1)))
+    optimizer = WorkerOptimizer(StrategyOptions(update=calls.append))
     model = FlatModel(3, quadratic)
     optimizer.bind(model, model.grads)
-    optimizer.step({})
-    assert (len(calls), optimizer.updates, model.x.tolist()) == (1, 1, [0, 0, 0])
+    optimizer.step({}, {"x": (1,)})
+    assert (calls, optimizer.updates, model.x.tolist()) == ([{"x": (1,)}], 1, [0, 0, 0])
+
+
+def test_absent_parameters_keep_their_values_state_and_step():
+    """Against torch's Adam on each parameter, where one gets a gradient in some steps only."""
+    model = FlatModel(32, quadratic)
+    model.spans = {"x": (Span(0, "a"), Span(16, "b"))}
+    ours = WorkerOptimizer(StrategyOptions(Access("adam", {"lr": 0.1})))
+    ours.bind(model, model.grads)
+    theirs = [torch.nn.Parameter(torch.zeros(16, dtype=torch.float64)) for _ in "ab"]
+    adam = torch.optim.Adam(theirs, lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    for absent in ((), (1,), (1,), (), (0, 1), (0,)):
+        model.grads["x"].copy_(torch.randn(32, generator=generator, dtype=torch.float64))
+        for number, parameter in enumerate(theirs):
+            grad = model.grads["x"][16 * number : 16 * number + 16].clone()
+            parameter.grad = None if number in absent else grad
+        adam.step()
+        ours.step({}, {"x": absent} if absent else {})
+        torch.testing.assert_close(model.x, torch.cat(theirs).detach())
+        again = WorkerOptimizer(StrategyOptions(Access("adam", {"lr": 0.1})))
+        again.load_state_dict(ours.state_dict())
+        again.bind(model, model.grads)
+        ours = again  # as a resumed run goes on

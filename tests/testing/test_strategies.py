@@ -21,7 +21,7 @@ def test_the_example_holds_every_law(law):
 class Wrong(Sync):
     name, summary = "wrong", "pushes nothing"
 
-    def _exchange(self, weight):
+    def _exchange(self, model, weight):
         return Exchange((), advance=True, pulls=self._ops.pulls)
 
 

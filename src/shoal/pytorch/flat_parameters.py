@@ -1,30 +1,49 @@
-"""FlatParams: parameters and gradients as views of flat buffers, one per dtype and parameter group.
+"""FlatParams: parameters as views of flat buffers, one per dtype and parameter group.
 
-Pulls write into the model and pushes read from the gradients without a copy.
+Pulls write into the model, and pushes read from the gradients, without a copy of the model. Each
+parameter has a storage of its own, for its own rows, so that torch saves no others with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shoal.errors import InvalidValue
+from shoal.strategies.base import WIRE_TAIL
+from shoal.tables.spec import ITEM_SIZES, Span
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
 
 ALIGN = 16  # elements: every parameter starts at an address aligned for vector instructions
+NAMED_MOST = 1 << 12  # parameters of a buffer whose spans have names: every view has them
+DTYPES = {getattr(torch, name): name for name in ITEM_SIZES if "float" in name}
+FROZEN = ".frozen"  # behind the names of buffers of parameters that are frozen at first
+
+_BASE: Any = torch._C.TensorBase
+_Uninitialized: Any = nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
+_GRAD: Callable[[Tensor], Tensor | None] = _BASE.grad.__get__
 
 
 class Place(NamedTuple):
-    """Where a parameter is: `rows` of a flat buffer."""
+    """Where a parameter is: `rows` of a flat buffer.
+
+    Attributes:
+        number: its number among the buffer's parameters.
+        value, grad: the rows of the buffer and of its gradients, as the parameter is laid out.
+    """
 
     parameter: nn.Parameter
     buffer: str
     rows: slice
+    number: int
+    value: Tensor
+    grad: Tensor
 
 
 class FlatParams:
@@ -35,20 +54,29 @@ class FlatParams:
 
     Args:
         parameters: parameters or, as torch.optim takes them, groups: dicts with the parameters
-            under "params". They are flattened in this order; those without `requires_grad` are left
-            out.
+            under "params". They are flattened in this order; those without `requires_grad` and
+            those without elements are left out.
+        frozen: take in those without `requires_grad` as well, in buffers of their own with names
+            such as "float32.frozen".
+        names: the parameters' names, for error messages.
 
     Attributes:
         values: by buffer, (n,) tensor whose pieces are the parameters' `.data`, each aligned to 16
-            elements.
-        grads: by buffer, (n,) tensor whose pieces are the parameters' `.grad`.
-        wires: by buffer, (n + 1,) tensor: `grads` with one more element, for a weight that travels
-            along.
+            elements, in the parameter's own order of dimensions.
+        grads: by buffer, (n,) tensor of the gradients in the same places.
+        wires: by buffer, `grads` with a few more elements, which travel along.
         places: where each parameter is, in the order of the buffers.
         groups: by buffer, the number of its parameter group.
+        spans: by buffer, where each parameter begins, and its name and shape.
+        absent: by buffer, the numbers of the parameters without a gradient; only of buffers that
+            have some. `collect` sets it.
+        idle: the buffers whose parameters are all frozen.
 
     Raises:
-        InvalidValue: there are no trainable parameters.
+        InvalidValue: there are no trainable parameters, or one that cannot be flattened: on another
+            device than the CPU, of a dtype that is no real floating-point number of 16 to 64 bits,
+            in shared memory, with elements that share memory, or not initialized. Nothing has
+            changed.
 
     Example:
         >>> flat = FlatParams(nn.Linear(2, 3).parameters())
@@ -56,47 +84,60 @@ class FlatParams:
         (torch.Size([32]), {'float32': 32})
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]],
+        frozen: bool = False,
+        names: Mapping[nn.Parameter, str] | None = None,
+    ) -> None:
         self.values: dict[str, Tensor] = {}
         self.grads: dict[str, Tensor] = {}
         self.wires: dict[str, Tensor] = {}
         self.places: list[Place] = []
         self.groups: dict[str, int] = {}
-        self._gradients: list[tuple[nn.Parameter, Tensor]] = []  # each with its place in `grads`
-        for buffer, (number, members) in _buffers(parameters).items():
+        self.spans: dict[str, tuple[Span, ...]] = {}
+        self.absent: dict[str, tuple[int, ...]] = {}
+        self._stale: set[int] | None = set()  # numbers of places with old gradients; None: all
+        groups = groups_of(parameters)
+        self.names = named(groups, names or {})
+        buffers = _buffers(groups, frozen)
+        if not any(FROZEN not in buffer for buffer in buffers):
+            raise InvalidValue("there are no trainable parameters (requires_grad)")
+        for _, members in buffers.values():
+            for parameter in members:
+                check(parameter, self.names[parameter])
+        for buffer, (number, members) in buffers.items():
             self.groups[buffer] = number
             self._flatten(buffer, members)
-        if not self.places:
-            raise InvalidValue("there are no trainable parameters (requires_grad)")
+        self.parameters = [place.parameter for place in self.places]
+        self._gradients = [place.grad for place in self.places]
+        self.idle = frozenset(buffer for buffer in self.values if FROZEN in buffer)
 
     def _flatten(self, buffer: str, parameters: list[nn.Parameter]) -> None:
+        dtype = parameters[0].dtype
         total = sum(-(-p.numel() // ALIGN) * ALIGN for p in parameters)
-        values = torch.zeros(total, dtype=parameters[0].dtype)
-        wire = torch.zeros(total + 1, dtype=values.dtype)
-        grads = wire[:-1]
-        offset = 0
-        for parameter in parameters:
+        values, wire = _memory(total, dtype), _memory(total + WIRE_TAIL, dtype)
+        named = len(parameters) <= NAMED_MOST
+        spans, offset = [], 0
+        for number, parameter in enumerate(parameters):
             rows = slice(offset, offset + parameter.numel())
-            values[rows] = parameter.detach().reshape(-1)
-            parameter.data = values[rows].view(parameter.shape)
-            parameter.grad = grads[rows].view(parameter.shape)
-            self._gradients.append((parameter, parameter.grad))
-            self.places.append(Place(parameter, buffer, rows))
+            order = parameter.shape, _strides(parameter)
+            value, grad = (piece_of(each, rows, dtype, *order) for each in (values, wire))
+            value.copy_(parameter.detach())
+            parameter.data = value
+            self.places.append(Place(parameter, buffer, rows, number, value, grad))
+            told = f"{self.names[parameter]} {_told(parameter)}"
+            spans.append(Span(offset, told[:200] if named else ""))
             offset += -(-parameter.numel() // ALIGN) * ALIGN
-        self.values[buffer] = values
-        self.grads[buffer] = grads
-        self.wires[buffer] = wire
+        self.spans[buffer] = tuple(spans)
+        self.values[buffer] = torch.from_numpy(values).view(dtype)
+        self.wires[buffer] = torch.from_numpy(wire).view(dtype)
+        self.grads[buffer] = self.wires[buffer][:-WIRE_TAIL]
 
     @property
     def sizes(self) -> dict[str, int]:
         """Elements by buffer."""
         return {buffer: len(values) for buffer, values in self.values.items()}
-
-    def zero_grads(self) -> None:
-        """Zero all gradients."""
-        for grads in self.grads.values():
-            grads.zero_()
-        self.attach_grads()
 
     def pull(self, client: Client, prefix: str = "params") -> None:
         """Pull the parameters from the tables of an `Optimizer` or of `shoal train`.
@@ -116,33 +157,166 @@ class FlatParams:
         for each in pulls:
             each.wait()
 
-    @property
-    def version(self) -> int:
-        """Counter that grows with every write to a parameter that torch sees; not with pulls."""
-        return sum(parameter._version for parameter, _ in self._gradients)
+    # ------------------------------------------------------------------ gradients
 
-    def attach_grads(self) -> None:
-        """Make every `.grad` a view of the flat buffer again, after `module.zero_grad()`."""
-        for parameter, place in self._gradients:
-            held = parameter.grad
-            if held is None:  # unused in this step; the buffer has the last gradient
-                place.zero_()
-            elif held.data_ptr() != place.data_ptr():
-                place.copy_(held)
-            parameter.grad = place
+    def drop_grads(self) -> None:
+        """Set every `.grad` to None, as torch's `zero_grad` does."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def collect(self) -> None:
+        """Copy every `.grad` into the flat buffers, and note in `absent` which have none."""
+        self._collect(range(len(self.places)))
+
+    def _collect(self, numbers: Sequence[int], come: Collection[int] = ()) -> None:
+        """Copy the gradients of these places; those that have `come` are in the buffers already."""
+        held = [_GRAD(self.parameters[number]) for number in numbers]
+        there = [n for n, gradient in zip(numbers, held, strict=True) if gradient is not None]
+        with torch.no_grad():
+            given = [gradient for gradient in held if gradient is not None]
+            _copy([self._gradients[number] for number in there], given)
+            if len(there) + len(come) == len(self.places):
+                self.absent, self._stale = {}, None
+            else:
+                self._note_absent({*there, *come})
+
+    def _note_absent(self, there: set[int]) -> None:
+        """Note that only these places have a gradient; those of the others become zero."""
+        everywhere = {*range(len(self.places))}
+        before = everywhere if self._stale is None else self._stale
+        for number in before - there:
+            self._gradients[number].zero_()
+        self._stale = there
+        absent: dict[str, list[int]] = {}
+        for number in sorted(everywhere - there):
+            place = self.places[number]
+            absent.setdefault(place.buffer, []).append(place.number)
+        self.absent = {buffer: tuple(numbers) for buffer, numbers in absent.items()}
+
+    def attach_grads(self, absent: Mapping[str, Sequence[int]]) -> None:
+        """Make every `.grad` its place in the flat buffers; None of those that are `absent`."""
+        for place in self.places:
+            none = place.number in absent[place.buffer] if place.buffer in absent else False
+            place.parameter.grad = None if none else place.grad
+
+
+# ---------------------------------------------------------------------------- what can be flattened
+
+
+def groups_of(
+    parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]],
+) -> list[Mapping[str, Any]]:
+    """The parameter groups, as torch.optim has them."""
+    given: list[Any] = list(parameters)
+    if given and all(isinstance(each, Mapping) for each in given):
+        return given
+    return [{"params": given}]
+
+
+def named(
+    groups: Sequence[Mapping[str, Any]], names: Mapping[nn.Parameter, str]
+) -> dict[nn.Parameter, str]:
+    """The name of each parameter: as given, as its group says, or by its place."""
+    found: dict[nn.Parameter, str] = {}
+    for number, group in enumerate(groups):
+        told = group.get("param_names") or ()
+        for at, parameter in enumerate(group["params"]):
+            place = f"parameter {at}" if len(groups) == 1 else f"parameter {at} of group {number}"
+            found[parameter] = names.get(parameter, told[at] if at < len(told) else place)
+    return found
+
+
+def check(parameter: nn.Parameter, name: str) -> None:
+    """Refuse a parameter that cannot be a view of a flat buffer.
+
+    Raises:
+        InvalidValue: it cannot.
+    """
+    if isinstance(parameter, _Uninitialized):
+        raise InvalidValue(f"{name} is not initialized: pass a batch through the model first")
+    if parameter.device.type != "cpu":
+        raise InvalidValue(
+            f"{name} is on {parameter.device}, and Shoal trains parameters in the CPU's memory "
+            "only: call model.cpu() before the optimizer is made"
+        )
+    if parameter.layout != torch.strided or parameter.dtype not in DTYPES:
+        kind = parameter.layout if parameter.layout != torch.strided else parameter.dtype
+        raise InvalidValue(
+            f"{name} is a parameter of {kind}, and tables have real numbers: "
+            f"{', '.join(map(str, DTYPES))}; leave it out of the optimizer"
+            + (", or use torch.view_as_real" if parameter.is_complex() else "")
+        )
+    if parameter.is_shared():  # type: ignore[no-untyped-call]
+        raise InvalidValue(
+            f"{name} is in shared memory, and Shoal would move it where other processes do not see "
+            "it: train a copy of the model, and load its weights into the shared one"
+        )
+    if _strides(parameter) != parameter.stride():
+        raise InvalidValue(
+            f"{name} has elements that share memory, or gaps between them (strides "
+            f"{parameter.stride()}): make it from a tensor's clone()"
+        )
+
+
+def _strides(parameter: Tensor) -> tuple[int, ...]:
+    """The strides of a tensor of this order of dimensions, without gaps."""
+    return torch.empty_like(parameter, device="meta").stride()
+
+
+def _told(parameter: nn.Parameter) -> str:
+    shape = str(tuple(parameter.shape))
+    return shape if parameter.is_contiguous() else f"{shape} with strides {parameter.stride()}"
 
 
 def _buffers(
-    parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]],
+    groups: Sequence[Mapping[str, Any]], frozen: bool
 ) -> dict[str, tuple[int, list[nn.Parameter]]]:
-    """By buffer, the number of its group and its trainable parameters."""
-    given = list(parameters)
-    groups = [each["params"] for each in given if isinstance(each, Mapping)] or [given]
+    """By buffer, the number of its group and its parameters."""
     found: dict[str, tuple[int, list[nn.Parameter]]] = {}
     for number, group in enumerate(groups):
-        for parameter in group:
-            if parameter.requires_grad:
-                dtype = str(parameter.dtype).removeprefix("torch.")
-                buffer = f"{dtype}.{number}" if number else dtype
-                found.setdefault(buffer, (number, []))[1].append(parameter)
+        for parameter in group["params"]:
+            if not (parameter.requires_grad or frozen) or _is_empty(parameter):
+                continue
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            buffer = f"{dtype}.{number}" if number else dtype
+            buffer += "" if parameter.requires_grad else FROZEN
+            found.setdefault(buffer, (number, []))[1].append(parameter)
     return found
+
+
+def _is_empty(parameter: nn.Parameter) -> bool:
+    lazy = isinstance(parameter, _Uninitialized)
+    return not lazy and not parameter.numel()
+
+
+# ---------------------------------------------------------------------------- memory
+
+
+def _memory(count: int, dtype: torch.dtype) -> np.ndarray:
+    """Zeroed memory that begins on a cache line; it is numpy's, so that torch cannot move it."""
+    size = count * dtype.itemsize
+    memory = np.zeros(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]
+
+
+def piece_of(
+    memory: np.ndarray,
+    rows: slice,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    strides: Sequence[int],
+) -> Tensor:
+    """Some rows of memory as a tensor with a storage of its own."""
+    data = memory[rows.start * dtype.itemsize : rows.stop * dtype.itemsize]
+    return torch.from_numpy(data).view(dtype).as_strided(tuple(shape), tuple(strides))
+
+
+def _copy(into: list[Tensor], given: list[Tensor]) -> None:
+    """Copy gradients, some of which may be sparse."""
+    if all(each.layout is torch.strided for each in given):
+        if given:
+            torch._foreach_copy_(into, given)
+        return
+    for place, gradient in zip(into, given, strict=True):
+        place.copy_(gradient if gradient.layout is torch.strided else gradient.to_dense())

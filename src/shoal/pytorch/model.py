@@ -28,43 +28,39 @@ class LossModel(FlatParams):
     ) -> None:
         super().__init__(module.parameters())
         self.module = module
-        self._places: dict[nn.Parameter, Tensor] = {}
-        self._added: list[Tensor] = []
-        self._come: set[nn.Parameter] = set()
-        self._prepare()
         self._transform = transform
+        self._large: dict[nn.Parameter, int] = {}  # their numbers
+        self._small: list[int] = []
+        self._come: set[int] = set()
+        self._prepare()
 
     def _prepare(self) -> None:
         """Have gradients of large parameters copied into the flat buffer when they are computed.
 
-        Autograd adds to an existing `.grad`, which takes two more passes over memory. Gradients of
-        small parameters are added, which needs no hook.
+        They are in the cache then, and their memory is free for the next one's.
         """
-        for parameter, place in self._gradients:
-            if place.numel() < LARGE:
-                self._added.append(place)
+        for number, parameter in enumerate(self.parameters):
+            if parameter.numel() < LARGE:
+                self._small.append(number)
             else:
-                self._places[parameter] = place
-                parameter.grad = None
+                self._large[parameter] = number
                 parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
     def _take(self, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
-        self._places[parameter].copy_(parameter.grad)
+        number = self._large[parameter]
+        self._gradients[number].copy_(parameter.grad)
         parameter.grad = None
-        self._come.add(parameter)
+        self._come.add(number)
 
     def gradient(self, batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
         """Fill `grads` with the mean gradient of a batch (x, y); returns (loss, samples)."""
         x, y = self._transform(*batch)
-        if self._added:
-            torch._foreach_zero_(self._added)
+        self.drop_grads()
         self._come.clear()
         loss = functional.cross_entropy(self.module(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
-        for parameter, place in self._places.items():
-            if parameter not in self._come:
-                place.zero_()
+        self._collect(self._small, self._come)
         return loss.item(), float(len(y))
 
     def evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:

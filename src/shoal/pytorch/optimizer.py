@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from inspect import signature
-from math import nan
 from typing import Any, cast, overload
 
 import torch
@@ -12,22 +11,16 @@ from torch import Tensor
 
 from shoal.client.context import Context, current
 from shoal.collective.base import AllReduce
-from shoal.errors import InvalidValue, UnknownName, UsageError
+from shoal.errors import UnknownName, UsageError
 from shoal.protocol.requests import DeclareTable, Start, Wait
-from shoal.pytorch.flat_parameters import FlatParams
+from shoal.pytorch.agreement import agree, described
+from shoal.pytorch.hyperparameters import FixedHyperparameters
+from shoal.pytorch.loop_model import LoopModel
 from shoal.pytorch.optimizer_state import StateOnServers, StateOnWorkers, loaded
 from shoal.strategies import Strategy, StrategyOptions, strategies
-from shoal.tables.from_torch import KERNEL_CHOICES, from_torch
+from shoal.strategies.base import Numbers
+from shoal.tables.from_torch import from_torch
 from shoal.tables.methods import make
-
-
-class _Gradients(FlatParams):
-    """The `Model` of a user's training loop, which has computed the gradients before `step`."""
-
-    weight = 1.0
-
-    def gradient(self, batch: object) -> tuple[float, float]:
-        return nan, self.weight
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -100,15 +93,20 @@ class Optimizer(torch.optim.Optimizer):
                 "SparseAdam takes sparse gradients, and workers exchange dense ones; use Adam, or "
                 "shoal.nn.Embedding, whose rows have an optimizer of their own on the servers"
             )
+        closure = signature(inner.step).parameters.get("closure")
+        self._steers = closure is not None and closure.default is closure.empty
+        if self._steers and not kind.sends_gradients:
+            raise UnknownName(
+                f"{type(inner).__name__} evaluates the loss of all workers in each step, and "
+                f"strategy {kind.name!r} takes steps on one worker's: use strategy 'allreduce'"
+            )
         self._context = context or current()
         self._inner = inner
         self._owned = None if embeddings is None else list(embeddings)
         self._wrapped = False
-        closure = signature(inner.step).parameters.get("closure")
-        self._steers = closure is not None and closure.default is closure.empty
         super().__init__(inner.param_groups, dict(inner.defaults))
         self.param_groups = inner.param_groups  # one list, so that schedulers of either see both
-        self._model = _Gradients(inner.param_groups)
+        self._model = LoopModel(inner.param_groups)
         prefix = f"params{self._context.models or ''}"
         self._context.models += 1
         of_buffers = {b: accesses[number] for b, number in self._model.groups.items() if accesses}
@@ -116,7 +114,7 @@ class Optimizer(torch.optim.Optimizer):
             staleness=staleness,
             prefix=prefix,
             accesses=of_buffers,
-            update=inner.step if kind.on_workers else None,
+            update=self._update if kind.on_workers else None,
             workers=self._context.world_size,
             rank=self._context.rank,
             settings=settings or {},
@@ -131,11 +129,17 @@ class Optimizer(torch.optim.Optimizer):
             self._state = StateOnServers(inner, self._model, made, methods)
         made.check_losses(self._context.on_worker_loss, self._context.client.options.on_timeout)
         self._context.client.drive(self._begin())
-        self._settings = self._present_settings()
-        self._version = self._model.version
+        self._fixed = None if kind.on_workers else FixedHyperparameters(inner)
+        self._model.settle()
         self._wrapped = True
 
     def _begin(self) -> Any:
+        client = self._context.client
+        if not self._strategy.uses_servers:
+            kind, settings = self._strategy.name, self._strategy.options.settings
+            ranks = sorted(member.rank for member in client.view.group(client.options.group))
+            told = described(self._inner, self._model, kind, settings)
+            yield from agree(told, client.rank, ranks)
         specs = self._strategy.tables(self._model)
         declared = []
         for spec in specs:  # all at once, in one view
@@ -143,7 +147,7 @@ class Optimizer(torch.optim.Optimizer):
         for ticket in declared:
             yield Wait(ticket)
         writer = self._writer(spec.name for spec in specs)
-        clock = self._context.client.clock if writer < 0 else 0
+        clock = client.clock if writer < 0 else 0
         yield from self._state.begin(writer, clock)
 
     def _writer(self, tables: Iterable[str]) -> int:
@@ -193,24 +197,45 @@ class Optimizer(torch.optim.Optimizer):
                 or an optimizer that evaluates the loss, such as LBFGS, has no closure.
             NotFinite: a gradient holds a NaN or an infinity.
         """
-        loss: float | None = None
         if self._steers:
             return self._steered(closure, weight)
+        loss: float | None = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_unchanged()
+        if self._fixed is not None:
+            self._fixed.check_unchanged(self.param_groups)
+        self._take_in()
         self._push_embeddings(weight)
-        self._model.attach_grads()
+        if self._strategy.sends_gradients:
+            self._model.collect()
         self._model.weight = weight
         self._strategy.rates = {
             buffer: float(self.param_groups[number]["lr"])
             for buffer, number in self._model.groups.items()
         }
-        with torch.no_grad():
-            self._context.client.drive(self._strategy.step(self._model, ()))
-        self._version = self._model.version
+        self._drive(self._strategy.step(self._model, ()))
         return loss
+
+    def _take_in(self) -> None:
+        """Take in what the loop has done to the parameters since the last step."""
+        written = self._model.look()
+        if written:
+            client = self._context.client
+            writes = client.rank == client.first_rank
+            client.drive(self._strategy.rewrite(self._model, written, writes))
+
+    def _drive(self, program: Generator[Any, Any, Any]) -> None:
+        """Run a program that changes the parameters."""
+        with torch.no_grad():
+            self._context.client.drive(program)
+        self._model.settle()
+
+    def _update(self, absent: Numbers) -> None:
+        """Take a step of the wrapped optimizer, where it runs on the workers."""
+        if self._strategy.sends_gradients:
+            self._model.attach_grads(absent)
+        self._inner.step()
 
     def flush(self) -> None:
         """Exchange what has not been exchanged yet, by a strategy with local steps or with a delay.
@@ -227,9 +252,8 @@ class Optimizer(torch.optim.Optimizer):
             >>> optimizer.step()
             >>> optimizer.flush()
         """
-        with torch.no_grad():
-            self._context.client.drive(self._strategy.settle(self._model))
-        self._version = self._model.version
+        self._take_in()
+        self._drive(self._strategy.settle(self._model))
 
     def _steered(self, closure: Callable[[], float] | None, weight: float) -> float:
         """A step of an optimizer that evaluates the loss itself, such as LBFGS.
@@ -241,17 +265,21 @@ class Optimizer(torch.optim.Optimizer):
                 f"{type(self._inner).__name__} evaluates the loss: give step a closure"
             )
         drive = self._context.client.drive
+        self._take_in()
 
         def averaged() -> float:
             loss = torch.as_tensor(closure()).detach().to(torch.float64, copy=True)
-            self._model.attach_grads()
+            self._model.collect()
             with torch.no_grad():
-                total = drive(self._strategy.average(weight))
+                mean = drive(self._strategy.average(self._model, weight))
+                self._model.attach_grads(mean.absent)
                 drive(_mean(loss.mul_(weight)))
-            return float(loss) / total if total else float(loss)
+            return float(loss) / mean.weight if mean.weight else float(loss)
 
         with torch.enable_grad():
-            return float(self._inner.step(averaged))
+            found = float(self._inner.step(averaged))
+        self._model.settle()
+        return found
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: tables have the size of the parameters that were wrapped.
@@ -261,43 +289,21 @@ class Optimizer(torch.optim.Optimizer):
         """
         if self._wrapped:
             raise UsageError(
-                "parameters cannot be added to a shoal.Optimizer; add them to the torch optimizer "
-                "before it is wrapped"
+                "parameters cannot be added to a shoal.Optimizer; give them to the torch optimizer "
+                "before it is wrapped, frozen (requires_grad_(False)) until you train them"
             )
         super().add_param_group(param_group)
 
-    def _present_settings(self) -> list[dict[str, Any]]:
-        """All groups' hyper-parameters except the rate, which is sent with every push."""
-        return [
-            {name: group.get(name) for name in self._inner.defaults if name != "lr"}
-            for group in self.param_groups
-        ]
-
-    def _check_unchanged(self) -> None:
-        """Refuse changes of hyper-parameters or weights that servers would not see."""
-        if self._strategy.on_workers:
-            return
-        for before, now in zip(self._settings, self._present_settings(), strict=True):
-            for name, value in now.items():
-                if value != before[name]:
-                    raise InvalidValue(
-                        f"{name} was {before[name]!r} when the optimizer was wrapped and is "
-                        f"{value!r} now; only the learning rate may change (a scheduler that "
-                        "cycles the momentum as well takes cycle_momentum=False)"
-                    )
-        if self._model.version != self._version:
-            raise UsageError(
-                "the parameters were written to since the last step, and the next pull would "
-                "overwrite them; load weights before the optimizer is wrapped, or before "
-                "load_state_dict"
-            )
-
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients, and drop those of embeddings that were not pushed.
+        """Drop the gradients, as torch does, and those of embeddings that were not pushed.
 
-        They stay views of the flat buffers, into which `backward` adds.
+        Args:
+            set_to_none: set `.grad` to None, so that a parameter without a new gradient is left
+                alone; otherwise to zeros, which are a gradient.
         """
-        self._model.zero_grads()
+        if set_to_none:
+            self._model.drop_grads()
+        super().zero_grad(set_to_none)  # of all parameters, also those that are not trained
         for each in self._embeddings():
             each.pending.clear()
 
@@ -363,26 +369,17 @@ class Optimizer(torch.optim.Optimizer):
         if self._strategy.uses_servers and self._group_of_tables() != context.client.options.group:
             raise UsageError("another group trains these parameters: only its workers load a state")
         other = loaded(self._inner, state_dict)
-        if not self._strategy.on_workers:
-            self._check_settings(other)
+        if self._fixed is not None:
+            self._fixed.check_state(other.param_groups)
         self._state.check(other)
+        self._model.look()  # what the loop has loaded is written with the state
         writer = context.client.first_rank
         context.client.drive(self._state.write(other, context.client.rank == writer))
         if writer not in {member.rank for member in context.client.view.workers}:
             raise UsageError(f"worker {writer} was lost while it wrote the state; load it again")
         for group, given in zip(self.param_groups, other.param_groups, strict=True):
             group.update({name: value for name, value in given.items() if name != "params"})
-        self._version = self._model.version
-
-    def _check_settings(self, other: torch.optim.Optimizer) -> None:
-        """Refuse a state with other hyper-parameters than servers have."""
-        for before, group in zip(self._settings, other.param_groups, strict=True):
-            for name, value in before.items():
-                if name not in KERNEL_CHOICES and group[name] != value:
-                    raise InvalidValue(
-                        f"{name} is {group[name]!r} in this state, but was {value!r} when the "
-                        f"optimizer was wrapped; wrap one with {name}={group[name]!r}"
-                    )
+        self._model.settle()
 
     def _group_of_tables(self) -> str:
         client = self._context.client

@@ -1,7 +1,7 @@
 """Optimizer state as torch.optim has it, from and to the state of flat parameters.
 
-torch keeps a state for each parameter, under its own names and with a count of steps. Tables and
-allreduce keep it for a whole buffer of parameters, with one count.
+torch keeps a state for each parameter, under its own names and with a count of steps. Tables keep
+it for a whole buffer of parameters, with a count for each of them.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ def to_torch(
     found: dict[Tensor, Dict] = {}
     for place in flat.places:
         state, scalars = states[place.buffer], accesses[place.buffer].scalars
-        if not state.updates and not isinstance(inner, torch.optim.Adagrad):
+        updates = state.updates[place.number] if state.updates else 0  # or it has no slots
+        if not updates and not isinstance(inner, torch.optim.Adagrad):
             continue  # torch makes most states in the first step
         of_one: Dict = {}
         if not isinstance(inner, torch.optim.SGD):
-            of_one["step"] = torch.tensor(float(state.updates))
+            of_one["step"] = torch.tensor(float(updates))
         for name, slot in state.slots.items():
-            values = slot[place.rows].view(place.parameter.shape)
+            values = slot[place.rows].as_strided(place.value.shape, place.value.stride())
             if name in scalars:
                 values = values[(0,) * values.dim()].float().clone()
             of_one[TORCH_NAMES.get(name, name)] = values
@@ -58,21 +59,20 @@ def from_torch_state(
 ) -> dict[str, OptimizerState]:
     """The state of the flat parameters, by buffer, from what `inner` holds for each parameter.
 
-    A parameter without a state, which torch has never updated, gets the state of one whose
-    gradients were 0.
+    A parameter without a state, which torch has never updated, has had no update.
 
     Raises:
-        InvalidValue: parameters with different numbers of steps, or a state of another shape.
+        InvalidValue: a state of another shape.
     """
-    steps: dict[int, Tensor] = {}
     found: dict[str, OptimizerState] = {}
     for buffer, values in flat.values.items():
         access = accesses[buffer]
         slots = {name: torch.full_like(values, access.initial(name)) for name in access.slots()}
-        found[buffer] = OptimizerState(0, slots)
+        found[buffer] = OptimizerState([0] * len(flat.spans[buffer]), slots)
     for index, place in enumerate(flat.places):
         of_one = inner.state.get(place.parameter) or {}
-        for name, slot in found[place.buffer].slots.items():
+        state = found[place.buffer]
+        for name, slot in state.slots.items():
             given = of_one.get(TORCH_NAMES.get(name, name))
             if given is None:
                 continue
@@ -84,15 +84,8 @@ def from_torch_state(
                     f"{tuple(given.shape)} in the state, but the parameter has "
                     f"{tuple(place.parameter.shape)}"
                 )
-            slot[place.rows] = given.reshape(-1)
-            steps.setdefault(int(of_one.get("step", 1)), place.parameter)
-    if len(steps) > 1:
-        raise InvalidValue(
-            f"the state counts {' and '.join(map(str, sorted(steps)))} steps for different "
-            "parameters; Shoal counts the steps of all parameters together"
-        )
-    for state in found.values():
-        state.updates = max(steps, default=0)
+            slot[place.rows].as_strided(place.value.shape, place.value.stride()).copy_(given)
+            state.updates[place.number] = int(of_one.get("step", 1))
     return found
 
 
@@ -130,7 +123,7 @@ class StateOnServers:
     def begin(self, rank: int, clock: int) -> Program:
         """Begin the strategy; on rank 0 with the state that `inner` has."""
         states = self._states_of(self._inner)
-        if not any(state.updates for state in states.values()):
+        if not any(any(state.updates) for state in states.values()):
             states = {}
         yield from self._strategy.begin(self._flat, rank, clock, states)
         self._inner.state.clear()  # it is on the servers

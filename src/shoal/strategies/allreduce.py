@@ -15,15 +15,18 @@ from collections.abc import Generator
 from math import nan
 from typing import Any, ClassVar
 
+from shoal.errors import UsageError
 from shoal.strategies.base import (
     Model,
+    Numbers,
     Program,
     StepResult,
     Strategy,
     StrategyOptions,
+    names_of,
     strategies,
 )
-from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
+from shoal.strategies.reduction import Mean, WeightedMean, leave_together, spread_values
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
 
@@ -58,6 +61,7 @@ class AllReduceSGD(Strategy):
         super().__init__(options)
         self._optimizer = WorkerOptimizer(options)
         self._gradients: WeightedMean | None = None
+        self._wrote = ""  # the parameters that the caller has written to since the last step
 
     @property
     def updates(self) -> int:
@@ -69,8 +73,8 @@ class AllReduceSGD(Strategy):
 
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         yield from self.spread(model, rank == 0)
-        self._optimizer.bind(model, {buffer: wire[:-1] for buffer, wire in model.wires.items()})
-        self._gradients = WeightedMean(model.wires)
+        self._optimizer.bind(model, model.grads)
+        self._gradients = WeightedMean(model.wires, model.spans, tuple(model.idle))
 
     def spread(self, model: Model, writes: bool) -> Program:
         """Replace the parameters by those of the worker that `writes`."""
@@ -78,19 +82,36 @@ class AllReduceSGD(Strategy):
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
-        total = yield from self.average(weight)
-        if total:
-            self._optimizer.step(self.rates)
+        mean = yield from self.average(model, weight)
+        if mean.weight:
+            self._optimizer.step(self.rates, mean.absent)
         self.clock += 1
-        return StepResult(loss, weight, total * self.options.batch)
+        return StepResult(loss, weight, mean.weight * self.options.batch)
 
-    def average(self, weight: float) -> Generator[Any, Any, float]:
+    def average(self, model: Model, weight: float) -> Generator[Any, Any, Mean]:
         """Replace the gradients by their weighted mean over the workers.
 
-        Returns the workers' mean weight, in units of `StrategyOptions.batch`.
+        Returns what the mean is of, its weight in units of `StrategyOptions.batch`.
+
+        Raises:
+            UsageError: only some of the workers have written to their parameters.
         """
         assert self._gradients is not None, "begin comes first"
-        return (yield from self._gradients.over_workers(weight / self.options.batch))
+        share = weight / self.options.batch
+        wrote, self._wrote = self._wrote, ""
+        mean = yield from self._gradients.over_workers(share, model.absent, bool(wrote))
+        if 0 < mean.flagged < 1:
+            told = f"has written to {wrote}" if wrote else "has not, and others have"
+            raise UsageError(
+                "only some of the workers have written to their parameters since the last step: "
+                f"this one {told}. With 'allreduce' all workers have to, and alike"
+            )
+        return mean
+
+    def rewrite(self, model: Model, written: Numbers, writes: bool) -> Program:
+        """Note that the caller has written to parameters, which all workers have to do alike."""
+        yield from ()
+        self._wrote = names_of(model, written)
 
     def end(self, model: Model) -> Program:
         yield from leave_together(self.options.prefix)

@@ -9,26 +9,23 @@ command lines list and check strategies without delay.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import load
-from shoal.keys import KeyRange
-from shoal.protocol.requests import EnterBarrier, Exchange, PullOp, PushOp
 from shoal.registry import Registry
 from shoal.strategies.settings import StrategySettings, settings_of
-from shoal.tables.consistency import Consistency
-from shoal.tables.spec import Access, TableSpec
+from shoal.tables.spec import Access, Span, TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Program = Generator[Any, Any, Any]
-Op = TypeVar("Op")
+Numbers = Mapping[str, tuple[int, ...]]  # by buffer, numbers of parameters
+NONE: Numbers = {}
+WIRE_TAIL = 4  # elements behind the gradients of a buffer, for what travels along
 
 
 class Model(Protocol):
@@ -37,12 +34,23 @@ class Model(Protocol):
     Attributes:
         values: by buffer, (n,) parameters.
         grads: by buffer, (n,) gradients.
-        wires: by buffer, (n + 1,): the gradients with one more element, for their weight.
+        wires: by buffer, (n + WIRE_TAIL,): the gradients with room for what travels along.
+        spans: by buffer, where each parameter begins, and its name; none if that is unknown.
+        absent: by buffer, the numbers of the parameters that the last batch gave no gradient. They
+            are not updated, and their `grads` are 0.
+        idle: the buffers whose parameters are all frozen.
     """
 
     values: dict[str, Tensor]
     grads: dict[str, Tensor]
     wires: dict[str, Tensor]
+
+    @property
+    def spans(self) -> Mapping[str, tuple[Span, ...]]: ...
+    @property
+    def absent(self) -> Numbers: ...
+    @property
+    def idle(self) -> Collection[str]: ...
 
     def gradient(self, batch: Any) -> tuple[float, float]:
         """Fill `grads` with the mean gradient of a batch; returns (mean loss, batch weight)."""
@@ -82,7 +90,8 @@ class StrategyOptions:
         batch: the usual weight of a batch, the same on all workers.
         accesses: the optimizers of buffers that have another one than `access`.
         update: of strategies whose optimizer runs on workers, what updates the parameters from the
-            gradients in place of `access`, such as a torch optimizer's `step`.
+            gradients in place of `access`, such as a torch optimizer's `step`. It is given the
+            numbers of the parameters that no worker has a gradient for.
         workers: how many there are.
         rank: this worker's.
         passed: clocks of the run that this one continues.
@@ -96,7 +105,7 @@ class StrategyOptions:
     prefix: str = "params"
     batch: float = 1.0
     accesses: Mapping[str, Access] = field(default_factory=dict)
-    update: Callable[[], object] | None = None
+    update: Callable[[Numbers], object] | None = None
     workers: int = 1
     rank: int = 0
     passed: int = 0
@@ -130,6 +139,7 @@ class Strategy(ABC):
         leaves_out: whether a worker leaves out the batches of rounds that have closed without it.
         bears_losses: whether workers without servers go on without one that is lost.
         on_workers: whether the optimizer (`options.access`) runs on the workers.
+        sends_gradients: whether workers exchange gradients, and not only parameters.
         Settings: the class of its settings.
         source: the paper, with its section.
         kept: where its state is, and whether a checkpoint has it.
@@ -150,6 +160,7 @@ class Strategy(ABC):
     leaves_out: bool = False
     bears_losses: ClassVar[bool] = False
     on_workers: ClassVar[bool] = False
+    sends_gradients: ClassVar[bool] = True
     Settings: ClassVar[type[StrategySettings]] = StrategySettings
     source: ClassVar[str] = ""
     kept: ClassVar[str] = ""
@@ -230,6 +241,21 @@ class Strategy(ABC):
         """
         raise UsageError(f"strategy {self.name!r} has no `spread`: its state cannot be replaced")
 
+    def rewrite(self, model: Model, written: Numbers, writes: bool) -> Program:
+        """Take in that the caller has written to parameters since the last step.
+
+        Where parameters are the workers' own there is nothing to do.
+
+        Args:
+            model: the worker's model, with the new values.
+            written: by buffer, the numbers of the parameters.
+            writes: whether this is the worker of the lowest rank.
+
+        Raises:
+            UsageError: servers have the parameters, and other workers may train them meanwhile.
+        """
+        yield from ()
+
     def flush(self, model: Model) -> Program:
         """Exchange what is left of the last `period`, at the end of an epoch."""
         yield from ()
@@ -286,96 +312,9 @@ def restore(held: dict[str, Tensor], state: Mapping[str, Tensor]) -> None:
         held.setdefault(name, values).copy_(values)
 
 
-def table_specs(
-    model: Model,
-    options: StrategyOptions,
-    consistency: Consistency,
-    access: Access | None = None,
-    **more: Any,
-) -> list[TableSpec]:
-    """One table per buffer of the model.
-
-    access: of all of them, in place of the options'
-    more: further fields of the specifications
-    """
-    return [
-        TableSpec(
-            f"{options.prefix}.{buffer}",
-            len(values),
-            (),
-            str(values.dtype).removeprefix("torch."),
-            access=access or options.access_of(buffer),
-            consistency=consistency,
-            **more,
-        )
-        for buffer, values in sorted(model.values.items())
+def names_of(model: Model, numbers: Numbers) -> str:
+    """The names of some parameters, for an error message."""
+    found = [
+        model.spans[buffer][number].name for buffer, some in numbers.items() for number in some
     ]
-
-
-def byte_view(tensor: Tensor) -> memoryview:
-    """A flat tensor's memory as bytes."""
-    import torch
-
-    view: memoryview = tensor.detach().view(torch.uint8).numpy().data
-    return view
-
-
-class TableOps:
-    """Push and pull operations of a model's tables, built once: its buffers do not move.
-
-    Args:
-        model: the model.
-        prefix: of the tables' names.
-        pushed: by buffer, what is pushed; the gradients if not given.
-        pulled: by buffer, where the parameters are pulled to; the model's own if not given.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        prefix: str,
-        pushed: dict[str, Tensor] | None = None,
-        pulled: dict[str, Tensor] | None = None,
-    ) -> None:
-        self._prefix = prefix
-        self._buffers = sorted(model.grads)
-        self._pushes = _whole_tables(PushOp, prefix, model.grads if pushed is None else pushed)
-        self.pulls = _whole_tables(PullOp, prefix, model.values if pulled is None else pulled)
-        self.assigns = _whole_tables(PushOp, prefix, model.values)
-
-    def begin(self, writes: bool) -> Program:
-        """Pull the parameters, which the worker that `writes` has assigned."""
-        if writes:
-            yield Exchange(self.assigns, assign=True)
-        yield EnterBarrier(f"{self._prefix} written")
-        yield Exchange(pulls=self.pulls)
-
-    def spread(self, writes: bool) -> Program:
-        """Pull the parameters of the worker that `writes`, in place of those that were trained."""
-        yield EnterBarrier(f"{self._prefix} loading")  # no push is under way any more
-        if writes:
-            yield Exchange(self.assigns, assign=True)
-        yield EnterBarrier(f"{self._prefix} loaded")
-        yield Exchange(pulls=self.pulls)
-
-    def end(self) -> Program:
-        """Pull the parameters after all workers have finished, so that all have the same."""
-        yield Exchange(advance=True, last=True)  # no other worker waits for this one any more
-        yield EnterBarrier(f"{self._prefix} done")
-        yield Exchange(pulls=self.pulls)
-
-    def pushes(self, rates: Mapping[str, float]) -> tuple[PushOp, ...]:
-        """The gradients, with these learning rates by buffer."""
-        return tuple(
-            msgspec.structs.replace(op, lr=rates.get(buffer))
-            for buffer, op in zip(self._buffers, self._pushes, strict=True)
-        )
-
-
-def _whole_tables(
-    op: Callable[[str, KeyRange, memoryview], Op], prefix: str, buffers: dict[str, Tensor]
-) -> tuple[Op, ...]:
-    return tuple(
-        op(f"{prefix}.{buffer}", KeyRange(0, len(each)), byte_view(each))
-        for buffer, each in sorted(buffers.items())
-    )
+    return ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")

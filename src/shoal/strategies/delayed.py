@@ -11,15 +11,16 @@ from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.protocol.machine import Outcome
-from shoal.protocol.requests import Exchange, Start, Wait
+from shoal.protocol.requests import Exchange, PushOp, Start, Wait
 from shoal.strategies.base import (
     NOBODY_WAITS,
+    NONE,
     WAITED_FOR,
     Model,
+    Numbers,
     Program,
     StepResult,
     StrategyOptions,
-    TableOps,
     restore,
     strategies,
 )
@@ -29,6 +30,7 @@ from shoal.strategies.settings import (
     DownpourSettings,
     StrategySettings,
 )
+from shoal.strategies.table_ops import TableOps
 from shoal.tables.consistency import asp, bsp
 from shoal.tables.schedules import schedule_lr
 
@@ -64,10 +66,12 @@ class Downpour(ServerStrategy):
     )
     late: ClassVar[str] = NOBODY_WAITS
     consistency = asp()
+    rewritable: ClassVar[bool] = False
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
         self._accrued: dict[str, Tensor] = {}
+        self._unused: Numbers | None = None  # parameters without a gradient since the last push
         self._schedules: dict[str, Callable[[int], float]] = {}
         self._steps = 0
 
@@ -89,6 +93,8 @@ class Downpour(ServerStrategy):
         self._steps += 1
         pushes = self._steps % self.settings.n_push == 0
         fetches = self._steps % self.settings.n_fetch == 0
+        if weight:
+            self._unused = common(self._unused, model.absent)
         for buffer, gradient in model.grads.items() if weight else ():
             self._accrued[buffer].add_(gradient)
             if not fetches:  # or the pull replaces them
@@ -96,7 +102,7 @@ class Downpour(ServerStrategy):
         behind = 0
         if pushes or fetches:
             outcome: Outcome = yield Exchange(
-                self._ops.pushes(self.rates) if pushes else (),
+                self._owed() if pushes else (),
                 advance=pushes,
                 pulls=self._ops.pulls if fetches else (),
             )
@@ -109,8 +115,14 @@ class Downpour(ServerStrategy):
     def end(self, model: Model) -> Program:
         assert self._ops is not None
         if self._steps % self.settings.n_push:
-            yield Exchange(self._ops.pushes(self.rates), advance=True)
+            yield Exchange(self._owed(), advance=True)
         yield from super().end(model)
+
+    def _owed(self) -> tuple[PushOp, ...]:
+        """Pushes of what has accrued since the last ones."""
+        assert self._ops is not None
+        unused, self._unused = self._unused or NONE, None
+        return self._ops.pushes(self.rates, unused)
 
     def _rate(self, buffer: str) -> float:
         if self.settings.local_lr >= 0:
@@ -169,7 +181,7 @@ class DelayCompensated(ServerStrategy):
             yield Exchange(pulls=self._look.pulls)
             for buffer, gradient in model.grads.items():
                 self._compensate(buffer, gradient, model.values[buffer])
-        outcome: Outcome = yield self._exchange(weight)
+        outcome: Outcome = yield self._exchange(model, weight)
         self.clock += 1
         return StepResult(loss, weight, staleness=self._behind(outcome))
 
@@ -214,6 +226,7 @@ class DoubleBuffering(ServerStrategy):
     )
     late: ClassVar[str] = f"late workers {WAITED_FOR}"
     consistency = bsp()
+    rewritable: ClassVar[bool] = False
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -242,7 +255,7 @@ class DoubleBuffering(ServerStrategy):
         others = yield from self._await(model)
         for buffer, gradient in model.grads.items() if weight else ():
             self._sent[buffer].copy_(gradient)
-        pushes = self._buffers.pushes(self.rates) if weight else ()
+        pushes = self._buffers.pushes(self.rates, model.absent) if weight else ()
         exchange = Exchange(pushes, advance=True, pulls=self._buffers.pulls, weight=weight or 1.0)
         self._ticket = yield Start(exchange)
         self.clock += 1
@@ -274,6 +287,14 @@ class DoubleBuffering(ServerStrategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         restore(self._values, state["values"])
+
+
+def common(before: Numbers | None, absent: Numbers) -> Numbers:
+    """The parameters that are in both; those of `absent` if there are none before."""
+    if before is None:
+        return absent
+    both = {buffer: {*before[buffer]} & {*absent[buffer]} for buffer in before.keys() & absent}
+    return {buffer: tuple(sorted(numbers)) for buffer, numbers in both.items() if numbers}
 
 
 for each in (Downpour, DelayCompensated, DoubleBuffering):

@@ -9,16 +9,10 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, PullOp
-from shoal.strategies.base import (
-    WAITED_FOR,
-    Model,
-    Program,
-    StrategyOptions,
-    byte_view,
-    strategies,
-)
+from shoal.strategies.base import WAITED_FOR, Model, Program, StrategyOptions, strategies
 from shoal.strategies.local_updates import LocalUpdates, momentum_sgd
 from shoal.strategies.settings import DiLoCoSettings, StrategySettings, quorum_of
+from shoal.strategies.table_ops import byte_view
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import Access
 

@@ -24,12 +24,11 @@ from shoal.strategies.base import (
     StepResult,
     Strategy,
     StrategyOptions,
-    TableOps,
     restore,
     strategies,
-    table_specs,
 )
 from shoal.strategies.settings import ElasticMomentumSettings, ElasticSettings, StrategySettings
+from shoal.strategies.table_ops import TableOps, table_specs
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.consistency import asp
 from shoal.tables.spec import Access, TableSpec
@@ -54,6 +53,7 @@ class EASGD(Strategy):
     name: ClassVar[str] = "easgd"
     summary: ClassVar[str] = "elastic averaging: workers and a centre pull at each other"
     on_workers: ClassVar[bool] = True
+    sends_gradients: ClassVar[bool] = False
     takes_copies: ClassVar[bool] = True
     Settings: ClassVar[type[StrategySettings]] = ElasticSettings
     source: ClassVar[str] = "Zhang et al. 2015, algorithm 1"
@@ -117,7 +117,7 @@ class EASGD(Strategy):
 
     def _update(self, model: Model) -> None:
         """Update the worker's parameters from its gradients."""
-        self._inner.step(self.rates)
+        self._inner.step(self.rates, model.absent)
 
     def _meet(self, model: Model) -> Program:
         """Pull the centre; then move both towards each other."""

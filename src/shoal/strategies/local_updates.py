@@ -15,7 +15,7 @@ runs the outer optimizer, on the same values.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import nan
@@ -26,14 +26,13 @@ from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange
 from shoal.strategies.base import (
     WAITED_FOR,
+    WIRE_TAIL,
     Model,
     Program,
     StepResult,
     Strategy,
     StrategyOptions,
-    TableOps,
     strategies,
-    table_specs,
 )
 from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
 from shoal.strategies.settings import (
@@ -43,9 +42,10 @@ from shoal.strategies.settings import (
     PostLocalSettings,
     StrategySettings,
 )
+from shoal.strategies.table_ops import TableOps, table_specs
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.consistency import Consistency, bsp
-from shoal.tables.spec import Access, TableSpec
+from shoal.tables.spec import Access, Span, TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,6 +65,7 @@ class LocalUpdates(Strategy):
 
     in_step: ClassVar[bool] = True
     on_workers: ClassVar[bool] = True
+    sends_gradients: ClassVar[bool] = False
     Settings: ClassVar[type[StrategySettings]] = AveragingSettings
     consistency: Consistency = bsp()
     kept: ClassVar[str] = (
@@ -113,8 +114,8 @@ class LocalUpdates(Strategy):
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         import torch
 
-        wires = {buffer: each.new_empty(len(each) + 1) for buffer, each in model.values.items()}
-        self._moved = {buffer: wire[:-1] for buffer, wire in wires.items()}
+        wires = {b: each.new_empty(len(each) + WIRE_TAIL) for b, each in model.values.items()}
+        self._moved = {buffer: wire[:-WIRE_TAIL] for buffer, wire in wires.items()}
         self._ops = TableOps(model, self.options.prefix, self._moved)
         self._inner.bind(model, model.grads)
         self.clock = clock
@@ -125,9 +126,9 @@ class LocalUpdates(Strategy):
         self._before = {buffer: torch.clone(values) for buffer, values in model.values.items()}
         self._weight, self._steps = 0.0, 0
         if not self.uses_servers:
-            self._mean = WeightedMean(wires)
+            self._mean = WeightedMean(wires, model.spans, tuple(model.idle))
             self._outer = self._outer or self._new_outer()
-            self._outer.bind(_Parameters(self._before), self._moved)
+            self._outer.bind(_Parameters(self._before, model.spans), self._moved)
 
     def _new_outer(self) -> WorkerOptimizer:
         return WorkerOptimizer(replace(self.options, access=self.outer(), accesses={}, update=None))
@@ -150,7 +151,7 @@ class LocalUpdates(Strategy):
         loss, weight = nan, 0.0
         if self.takes_part(self.round):
             loss, weight = model.gradient(batch)
-            self._inner.step(self.rates)
+            self._inner.step(self.rates, model.absent)
         else:
             self._inner.updates += 1  # all workers are at one step of the rate's schedule
         self._weight += weight
@@ -188,13 +189,14 @@ class LocalUpdates(Strategy):
         """Exchange without servers; return the workers' mean weight."""
         assert self._mean is not None
         assert self._outer is not None
-        others = yield from self._mean.over_workers(share)
+        idle = {buffer: tuple(range(len(model.spans[buffer]))) for buffer in model.idle}
+        mean = yield from self._mean.over_workers(share, idle)
         self.clock += 1
-        if others:
-            self._outer.step({})
+        if mean.weight:
+            self._outer.step({}, mean.absent)
         for buffer, values in model.values.items():
             values.copy_(self._before[buffer])
-        return others
+        return mean.weight
 
     def _round_for(self, share: float) -> Generator[Any, Any, tuple[int, float]]:
         """Return the clock of the round for this worker's steps, and their weight in it."""
@@ -344,6 +346,7 @@ class _Parameters:
     """Values that an optimizer updates, as a model has them."""
 
     values: dict[str, Tensor]
+    spans: Mapping[str, Sequence[Span]]
 
 
 def _hash(*numbers: int) -> bytes:

@@ -23,16 +23,17 @@ from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import NeighbourExchange, Neighbourhood
 from shoal.protocol.views import FOREVER
 from shoal.strategies.base import (
+    WIRE_TAIL,
     Model,
     Program,
     StepResult,
     Strategy,
     StrategyOptions,
-    byte_view,
     strategies,
 )
 from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
 from shoal.strategies.settings import PeerToPeerSettings, StrategySettings
+from shoal.strategies.table_ops import byte_view
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
 
@@ -66,6 +67,7 @@ class PeerToPeer(Strategy):
     summary: ClassVar[str] = "each worker mixes its parameters with its neighbours', no servers"
     uses_servers: bool = False
     on_workers: ClassVar[bool] = True
+    sends_gradients: ClassVar[bool] = False
     takes_copies: ClassVar[bool] = True
     bears_losses: ClassVar[bool] = True
     Settings: ClassVar[type[StrategySettings]] = PeerToPeerSettings
@@ -102,7 +104,7 @@ class PeerToPeer(Strategy):
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
         if weight:
-            self._inner.step(self.rates)
+            self._inner.step(self.rates, model.absent)
         self._steps += 1
         self.clock += 1
         self._clocks[self.options.rank] = self._steps
@@ -185,11 +187,11 @@ class PeerToPeer(Strategy):
         It is weighted by their steps: a worker without data may have begun late, and mixed little.
         """
         assert self._average is not None, "begin comes first"
-        sums = {buffer: wire[:-1] for buffer, wire in model.wires.items()}
+        sums = {buffer: wire[:-WIRE_TAIL] for buffer, wire in model.wires.items()}
         for buffer, values in model.values.items():
             sums[buffer].copy_(values)
-        total = yield from self._average.over_workers(float(steps))
-        if total:
+        mean = yield from self._average.over_workers(float(steps))
+        if mean.weight:
             for buffer, values in model.values.items():
                 values.copy_(sums[buffer])
 

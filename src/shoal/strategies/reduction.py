@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.collective.base import AllReduce
 from shoal.protocol.requests import EnterBarrier
-from shoal.strategies.base import Model, Program
+from shoal.strategies.base import NONE, WIRE_TAIL, Model, Numbers, Program
+from shoal.tables.spec import Span
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,45 +21,122 @@ class _Group:
 
     Attributes:
         values: a view of the buffer that is reduced.
-        share: the element behind them: this worker's weight, then the mean weight.
+        tail: the elements behind them, whose means say of the workers: their weight, how many lack
+            a gradient, how many are flagged, and how many have one in an idle buffer.
         reduction: the allreduce of both.
     """
 
+    buffer: str
     values: Tensor
-    share: Tensor
+    tail: Tensor
     reduction: AllReduce
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The result of a mean over the workers.
+
+    Attributes:
+        weight: the workers' mean weight; with 0 the values are void.
+        absent: the parameters that no worker has a value for.
+        flagged: share of the workers that have raised the flag.
+    """
+
+    weight: float
+    absent: Numbers
+    flagged: float
 
 
 class WeightedMean:
     """The mean of values over the workers: sum_i w_i v_i / sum_i w_i.
 
+    A parameter that only some workers have a value for gets the mean over those. That takes a
+    second, small allreduce of their weights, in steps where a worker lacks some. Buffers that are
+    idle from the start are left out until a worker has a value in one.
+
     Args:
-        wires: by buffer, (n + 1,): the values, with an element behind them for their weight.
+        wires: by buffer, (n + WIRE_TAIL,): the values, with room behind them.
+        spans: by buffer, where each parameter begins.
+        idle: the buffers whose parameters are all frozen.
     """
 
-    def __init__(self, wires: Mapping[str, Tensor]) -> None:
-        self._groups = [
-            _Group(wire[:-1], wire[-1], AllReduce(wire, mean=True))
-            for _, wire in sorted(wires.items())
+    def __init__(
+        self,
+        wires: Mapping[str, Tensor],
+        spans: Mapping[str, Sequence[Span]] = {},
+        idle: Sequence[str] = (),
+    ) -> None:
+        self._spans = spans
+        groups = [
+            _Group(buffer, wire[:-WIRE_TAIL], wire[-WIRE_TAIL:], AllReduce(wire, mean=True))
+            for buffer, wire in sorted(wires.items())
         ]
+        self._used = [group for group in groups if group.buffer not in idle]
+        self._idle = [group for group in groups if group.buffer in idle]
+        self._left_out = {group.buffer: self._numbers(group) for group in self._idle}
 
-    def over_workers(self, share: float) -> Generator[Any, Any, float]:
-        """Replace the values by their mean, this worker's with weight `share`.
+    def over_workers(
+        self, share: float, absent: Numbers = NONE, flag: bool = False
+    ) -> Generator[Any, Any, Mean]:
+        """Replace the values by their mean, this worker's with weight `share`."""
+        lacks = any(group.buffer in absent for group in self._used)
+        woken = any(self._has_some(group, absent) for group in self._idle) and share > 0
+        told = self._used[0].tail.new_tensor([share, lacks, flag, woken])
+        for group in self._used:
+            yield from _reduce(group, share, told)
+        weight, lacking, flagged, waking = self._used[-1].tail.tolist()
+        groups = self._used
+        if waking:
+            for group in self._idle:
+                yield from _reduce(group, share, told)
+            groups = [*self._used, *self._idle]
+        if weight and (lacking or waking):
+            absent = yield from self._by_parameter(groups, share, absent)
+            return Mean(weight, absent, flagged)
+        for group in groups:
+            if weight and weight != 1:
+                group.values.div_(weight)
+        return Mean(weight, self._left_out, flagged)
 
-        Returns the workers' mean weight; with 0 the values are void.
-        """
-        total = 0.0
-        for group in self._groups:
-            if not share:
-                group.values.zero_()
-            elif share != 1:
-                group.values.mul_(share)
-            group.share.fill_(share)
-            yield group.reduction
-            total = group.share.item()
-            if total and total != 1:
-                group.values.div_(total)
-        return total
+    def _by_parameter(
+        self, groups: Sequence[_Group], share: float, absent: Numbers
+    ) -> Generator[Any, Any, Numbers]:
+        """Divide each parameter's sum by the weight of the workers that have it."""
+        import torch
+
+        weights: list[float] = []
+        for group in groups:
+            lacks = {*absent.get(group.buffer, ())}
+            weights += [0.0 if n in lacks else share for n in self._numbers(group)]
+        total = torch.tensor(weights, dtype=torch.float64)
+        yield AllReduce(total, mean=True)
+        left, found = iter(total.tolist()), {}
+        for group in groups:
+            starts = [span.start for span in self._spans[group.buffer]]
+            nobody = []
+            for number, (start, stop) in enumerate(zip(starts, [*starts[1:], None], strict=True)):
+                if weight := next(left):
+                    group.values[start:stop].div_(weight)
+                else:
+                    nobody.append(number)
+            if nobody:
+                found[group.buffer] = tuple(nobody)
+        return found if len(groups) > len(self._used) else {**found, **self._left_out}
+
+    def _numbers(self, group: _Group) -> tuple[int, ...]:
+        return tuple(range(len(self._spans[group.buffer])))
+
+    def _has_some(self, group: _Group, absent: Numbers) -> bool:
+        return len(absent.get(group.buffer, ())) < len(self._spans[group.buffer])
+
+
+def _reduce(group: _Group, share: float, told: Tensor) -> Program:
+    if not share:
+        group.values.zero_()
+    elif share != 1:
+        group.values.mul_(share)
+    group.tail.copy_(told)
+    yield group.reduction
 
 
 def leave_together(prefix: str) -> Program:

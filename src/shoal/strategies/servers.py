@@ -6,12 +6,13 @@ strategies differ only in the tables' consistency.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from shoal.errors import InvalidValue, RoundClosed
+from shoal.errors import InvalidValue, RoundClosed, UsageError
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, PullOp, PushOp
@@ -19,16 +20,16 @@ from shoal.strategies.base import (
     NOBODY_WAITS,
     WAITED_FOR,
     Model,
+    Numbers,
     Program,
     StepResult,
     Strategy,
     StrategyOptions,
-    TableOps,
-    byte_view,
+    names_of,
     strategies,
-    table_specs,
 )
 from shoal.strategies.settings import StrategySettings, SyncSettings, quorum_of
+from shoal.strategies.table_ops import TableOps, byte_view, table_specs
 from shoal.tables.consistency import Consistency, Cover, asp, bsp, ssp
 from shoal.tables.spec import TableSpec
 
@@ -41,24 +42,30 @@ class OptimizerState:
     """The state of the optimizer of one buffer of flat parameters.
 
     Attributes:
-        updates: number of updates so far.
+        updates: number of updates so far, of each parameter.
         slots: by name in the access method's `slots()`, a tensor shaped as the parameters.
     """
 
-    updates: int
+    updates: list[int]
     slots: dict[str, Tensor]
 
 
 class ServerStrategy(Strategy):
-    """Push, advance, pull in one exchange; leaves give the consistency."""
+    """Push, advance, pull in one exchange; leaves give the consistency.
+
+    A push leaves out the parameters without a gradient, as torch's optimizers do: their values and
+    their optimizer's state stay as they are. In a round, a parameter that some workers have a
+    gradient for gets the mean over those.
+    """
 
     consistency: Consistency
+    rewritable: ClassVar[bool] = True  # whether one worker alone may write to its parameters
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
         self._ops: TableOps | None = None
         self._asked: Exchange | None = None
-        self._asked_with: tuple[float, Mapping[str, float]] = 1.0, {}
+        self._asked_with: tuple[Any, ...] = ()
 
     def tables(self, model: Model) -> list[TableSpec]:
         return table_specs(model, self.options, self.consistency)
@@ -85,7 +92,7 @@ class ServerStrategy(Strategy):
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
         try:
-            outcome: Outcome = yield self._exchange(weight)
+            outcome: Outcome = yield self._exchange(model, weight)
         except RoundClosed:  # others went on without this gradient
             outcome = yield Exchange(pulls=self._ops.pulls if self._ops else ())
         self.clock = outcome.clock
@@ -96,14 +103,38 @@ class ServerStrategy(Strategy):
         """Clocks by which the slowest worker is behind this one."""
         return max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
 
-    def _exchange(self, weight: float) -> Exchange:
+    def _exchange(self, model: Model, weight: float) -> Exchange:
         """A step's exchange; the previous object if it is equal, because that is routed already."""
         assert self._ops is not None, "begin comes first"
-        if self._asked is None or self._asked_with != (weight, self.rates):
-            pushes, pulls = self._ops.pushes(self.rates) if weight else (), self._ops.pulls
+        with_ = weight, self.rates, model.absent, model.idle
+        if self._asked is None or self._asked_with != with_:
+            pushes = self._ops.pushes(self.rates, model.absent) if weight else ()
+            pulls = self._ops.pulls
             self._asked = Exchange(pushes, advance=True, pulls=pulls, weight=weight or 1.0)
-            self._asked_with = weight, dict(self.rates)
+            self._asked_with = weight, dict(self.rates), model.absent, model.idle
         return self._asked
+
+    def rewrite(self, model: Model, written: Numbers, writes: bool) -> Program:
+        """Assign parameters that all workers have written to alike, before the round's gradients.
+
+        Where workers are not in step, another one's update may come in between: only a worker that
+        is alone may do so.
+        """
+        assert self._ops is not None, "begin comes first"
+        together = self.consistency == bsp() and self.in_step
+        alone = self.options.workers == 1
+        if not self.rewritable or not (alone or together):
+            why = "" if self.rewritable else ", which has gradients under way"
+            raise UsageError(
+                f"parameters were written to since the last step ({names_of(model, written)}), but "
+                f"servers have them, and strategy {self.name!r}{why} trains them meanwhile. Use "
+                "'sync' or 'allreduce'; or write to them before the optimizer is made, or before "
+                "its load_state_dict"
+            )
+        if not alone:  # the round is open until this worker has pushed
+            yield EnterBarrier(f"{self.options.prefix} parameters written to")
+        if writes:
+            yield Exchange(self._ops.assigns(written), assign=True)
 
     def read_state(self, model: Model) -> Generator[Any, Any, dict[str, OptimizerState]]:
         """Return copies of the optimizer's state, by buffer. One worker may ask alone.
@@ -116,14 +147,17 @@ class ServerStrategy(Strategy):
         found = {}
         for buffer, spec, names in self._tables_of(model):
             values = model.values[buffer]
-            state = OptimizerState(0, {name: torch.empty_like(values) for name in names})
+            state = OptimizerState([], {name: torch.empty_like(values) for name in names})
             spec = (yield DeclareTable(spec)).value
-            for piece in pieces(spec, len(names)) if names else ():
-                rows = slice(piece.start, piece.stop)
-                out = byte_view(torch.empty_like(values[rows]))  # this worker has them
-                slots = tuple(byte_view(slot[rows]) for slot in state.slots.values())
-                outcome = yield Exchange(pulls=(PullOp(spec.name, piece, out, slots=slots),))
-                state.updates = max(state.updates, outcome.updates)
+            for span in spans_of(spec) if names else ():
+                updates = 0
+                for piece in pieces(spec, span, len(names)):
+                    rows = slice(piece.start, piece.stop)
+                    out = byte_view(torch.empty_like(values[rows]))  # this worker has them
+                    slots = tuple(byte_view(slot[rows]) for slot in state.slots.values())
+                    outcome = yield Exchange(pulls=(PullOp(spec.name, piece, out, slots=slots),))
+                    updates = max(updates, outcome.updates)
+                state.updates.append(updates)
             found[buffer] = state
         return found
 
@@ -146,11 +180,12 @@ class ServerStrategy(Strategy):
         for buffer, spec, names in self._tables_of(model):
             values, state = model.values[buffer], states[buffer]
             spec = (yield DeclareTable(spec)).value
-            for piece in pieces(spec, len(names)):
-                rows = slice(piece.start, piece.stop)
-                slots = tuple(byte_view(state.slots[name][rows]) for name in names)
-                push = PushOp(spec.name, piece, byte_view(values[rows]), slots=slots)
-                yield Exchange((push,), assign=True, updates=state.updates)
+            for span, updates in joined(spans_of(spec), state.updates):
+                for piece in pieces(spec, span, len(names)):
+                    rows = slice(piece.start, piece.stop)
+                    slots = tuple(byte_view(state.slots[name][rows]) for name in names)
+                    push = PushOp(spec.name, piece, byte_view(values[rows]), slots=slots)
+                    yield Exchange((push,), assign=True, updates=updates)
 
     def _tables_of(self, model: Model) -> Iterator[tuple[str, TableSpec, tuple[str, ...]]]:
         """Yield each buffer, its table and the names of its slots."""
@@ -167,12 +202,30 @@ class ServerStrategy(Strategy):
 STATE_BYTES = 64 << 20  # of a table's rows and slots that one request reads or writes
 
 
-def pieces(spec: TableSpec, slots: int) -> Iterator[KeyRange]:
-    """Ranges of whole fragments of a table as servers have it, of about `STATE_BYTES` of state."""
+def spans_of(spec: TableSpec) -> list[KeyRange]:
+    """The rows of each span of a table; all rows if it has none."""
+    starts = [span.start for span in spec.spans] or [0]
+    return [KeyRange(*edge) for edge in pairwise([*starts, spec.rows])]
+
+
+def joined(spans: Sequence[KeyRange], updates: Sequence[int]) -> Iterator[tuple[KeyRange, int]]:
+    """Yield the spans with their numbers of updates, adjacent ones with one number together.
+
+    >>> [(str(rows), count) for rows, count in joined([KeyRange(0, 2), KeyRange(2, 5)], [3, 3])]
+    [('[0:5)', 3)]
+    """
+    for count, some in groupby(zip(spans, updates, strict=True), key=lambda pair: pair[1]):
+        rows = [span for span, _ in some]
+        yield KeyRange(rows[0].start, rows[-1].stop), count
+
+
+def pieces(spec: TableSpec, rows: KeyRange, slots: int) -> Iterator[KeyRange]:
+    """Cut rows of a table at edges of fragments, into about `STATE_BYTES` of state each."""
     most = STATE_BYTES // (spec.row_bytes * (1 + slots))
     size = max(1, most // spec.fragment_rows) * spec.fragment_rows
-    for start in range(0, spec.rows, size):
-        yield KeyRange(start, min(start + size, spec.rows))
+    edges = range((rows.start // size + 1) * size, rows.stop, size)
+    for start, stop in pairwise([rows.start, *edges, rows.stop]):
+        yield KeyRange(start, stop)
 
 
 class Sync(ServerStrategy):

@@ -16,13 +16,12 @@ from shoal.strategies.base import (
     Program,
     StepResult,
     StrategyOptions,
-    byte_view,
     restore,
     strategies,
-    table_specs,
 )
 from shoal.strategies.local_updates import LocalUpdates, momentum_sgd
 from shoal.strategies.settings import StreamingDiLoCoSettings
+from shoal.strategies.table_ops import byte_view, table_specs
 from shoal.tables.spec import Access, TableSpec
 
 if TYPE_CHECKING:

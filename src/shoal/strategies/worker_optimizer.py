@@ -5,16 +5,18 @@ It is the access method that a server would run, on the worker's own flat parame
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.errors import InvalidValue
-from shoal.strategies.base import StrategyOptions, restore
+from shoal.strategies.base import NONE, Numbers, StrategyOptions, restore
+from shoal.tables.spec import Span
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shoal.tables.access import Prepared
+    from shoal.tables.access import AccessMethod
 
 
 class Values(Protocol):
@@ -22,6 +24,8 @@ class Values(Protocol):
 
     @property
     def values(self) -> dict[str, Tensor]: ...
+    @property
+    def spans(self) -> Mapping[str, Sequence[Span]]: ...
 
 
 class WorkerOptimizer:
@@ -37,7 +41,8 @@ class WorkerOptimizer:
     def __init__(self, options: StrategyOptions) -> None:
         self._options = options
         self._slots: dict[str, dict[str, Tensor]] = {}
-        self._apply: dict[str, Prepared] = {}
+        self._buffers: dict[str, _Buffer] = {}
+        self._behind: dict[str, list[int]] = {}  # of the state that was loaded
         self.updates = 0
 
     def bind(self, model: Values, updates: Mapping[str, Tensor]) -> None:
@@ -50,7 +55,7 @@ class WorkerOptimizer:
 
         from shoal.tables.methods import make
 
-        self._apply.clear()
+        self._buffers.clear()
         if self._options.update is not None:
             return
         for buffer, values in sorted(model.values.items()):
@@ -63,22 +68,79 @@ class WorkerOptimizer:
                     f"parameter, and this optimizer has {', '.join(fresh) or 'none'}: continue "
                     "with the optimizer of that run, and its options"
                 )
-            self._apply[buffer] = access.prepared(values, self._slots[buffer], updates[buffer])
+            self._buffers[buffer] = _Buffer(
+                access,
+                values,
+                self._slots[buffer],
+                updates[buffer],
+                model.spans.get(buffer, ()),
+                self._behind.get(buffer),
+            )
 
-    def step(self, rates: Mapping[str, float]) -> None:
-        """Update the parameters once, with these learning rates by buffer."""
-        for buffer, apply in self._apply.items():
-            apply(self.updates, rates.get(buffer))
+    def step(self, rates: Mapping[str, float], absent: Numbers = NONE) -> None:
+        """Update all parameters but the absent ones, with these learning rates by buffer."""
+        for name, buffer in self._buffers.items():
+            buffer.update(self.updates, rates.get(name), absent.get(name, ()))
         if self._options.update is not None:
-            self._options.update()
+            self._options.update(absent)
         self.updates += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of updates, and the slots of each buffer."""
-        return {"updates": self.updates, "slots": self._slots}
+        """The number of updates, the slots of each buffer, and who has had fewer updates."""
+        import torch
+
+        behind = {name: torch.tensor(each.behind) for name, each in self._buffers.items()}
+        found = {name: each for name, each in behind.items() if bool(each.any())}
+        return {
+            "updates": self.updates,
+            "slots": self._slots,
+            **({"behind": found} if found else {}),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` has returned."""
         self.updates = int(state["updates"])
+        self._behind = {name: each.tolist() for name, each in state.get("behind", {}).items()}
         for buffer, slots in state["slots"].items():
             restore(self._slots.setdefault(buffer, {}), slots)
+
+
+class _Buffer:
+    """A buffer with its optimizer, which may update some of its parameters only.
+
+    Attributes:
+        behind: for each parameter, how many updates have left it out.
+        apart: whether some have left out a parameter.
+    """
+
+    def __init__(
+        self,
+        access: AccessMethod,
+        values: Tensor,
+        slots: dict[str, Tensor],
+        gradients: Tensor,
+        spans: Sequence[Span],
+        behind: list[int] | None,
+    ) -> None:
+        self._access = access
+        self._values, self._slots, self._gradients = values, slots, gradients
+        starts = [span.start for span in spans] or [0]
+        self._rows = [slice(*edge) for edge in pairwise([*starts, len(values)])]
+        self._apply = access.prepared(values, slots, gradients)
+        self.behind = behind or [0] * len(self._rows)
+        self.apart = any(self.behind)
+
+    def update(self, step: int, rate: float | None, absent: Sequence[int]) -> None:
+        """Update the parameters, but for the `absent` ones, which stay as they are."""
+        if not self.apart and not absent:
+            self._apply(step, rate)
+            return
+        left_out = {*absent}
+        for number, rows in enumerate(self._rows):
+            if number in left_out:
+                self.behind[number] += 1
+                self.apart = True
+                continue
+            slots = {name: slot[rows] for name, slot in self._slots.items()}
+            at = step - self.behind[number]
+            self._access.apply(self._values[rows], slots, self._gradients[rows], at, rate)

@@ -32,7 +32,7 @@ SLOTS_PER_FRAGMENT = 16  # at most, of a sparse table: a fragment is the unit of
 ROWS_MOST = 1 << 40
 ROW_BYTES_MOST, BYTES_MOST = 1 << 30, 1 << 44  # of a row, of a dense table
 FRAGMENTS_MOST = 1 << 16  # of a table: servers keep a list of them
-SPANS_MOST = 1 << 14  # of a table: every view has them
+SPANS_MOST = 1 << 16  # of a table: every view has them
 SMALLEST_FRAGMENT_BYTES = 4 << 10  # smaller tables are spread over fewer servers
 
 Options = dict[str, float | int | bool | str]

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from shoal.simulation.training import SimulatedWorker, simulate_training
 from shoal.strategies import Strategy, StrategyOptions
-from shoal.tables.spec import Access
+from shoal.strategies.base import WIRE_TAIL, Numbers
+from shoal.tables.spec import Access, Span
 
 SCALES, CENTRE = (1.0, 2.0, 0.5), (3.0, -1.0, 2.0)
 NEAR = 1e-3
@@ -28,8 +29,11 @@ class Quadratic:
 
     def __init__(self) -> None:
         self.values = {"x": torch.zeros(len(SCALES), dtype=torch.float64)}
-        self.wires = {"x": torch.zeros(len(SCALES) + 1, dtype=torch.float64)}
-        self.grads = {"x": self.wires["x"][:-1]}
+        self.wires = {"x": torch.zeros(len(SCALES) + WIRE_TAIL, dtype=torch.float64)}
+        self.grads = {"x": self.wires["x"][:-WIRE_TAIL]}
+        self.spans: dict[str, tuple[Span, ...]] = {}
+        self.absent: Numbers = {}
+        self.idle: tuple[str, ...] = ()
         self._scales = torch.tensor(SCALES, dtype=torch.float64)
 
     def gradient(self, batch: Tensor) -> tuple[float, float]:

@@ -1,0 +1,75 @@
+"""Agreement: workers that train one model describe it alike, or are told how they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from hashlib import blake2b
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from shoal.collective.base import AllReduce
+from shoal.errors import InvalidValue
+from shoal.pytorch.flat_parameters import FlatParams
+from shoal.pytorch.spreading import spread
+
+Described = Sequence[tuple[str, str]]  # what, and how it is
+
+
+def described(
+    inner: torch.optim.Optimizer, flat: FlatParams, strategy: str, settings: Mapping[str, Any]
+) -> Described:
+    """What workers have to have alike: strategy, parameters, and optimizer with its options."""
+    found = [("strategy", f"{strategy} {dict(settings)}")]
+    for buffer, spans in sorted(flat.spans.items()):
+        for number, span in enumerate(spans):
+            found.append((f"parameter {number} of {buffer}", span.name or f"row {span.start}"))
+    found.append(("the optimizer", type(inner).__name__))
+    for number, group in enumerate(inner.param_groups):
+        for name, value in sorted(group.items()):
+            if name not in ("params", "param_names"):
+                found.append((f"{name} of group {number}", repr(_plain(value))))
+    return found
+
+
+def agree(told: Described, rank: int, ranks: Sequence[int]) -> Generator[Any, Any, None]:
+    """Compare what all workers describe; all of them take part.
+
+    Args:
+        told: what this worker has.
+        rank: this worker's rank.
+        ranks: the ranks of all workers, in order.
+
+    Raises:
+        InvalidValue: two workers differ, on all of them.
+    """
+    digest = blake2b(repr(told).encode(), digest_size=8).digest()
+    digests = torch.zeros(len(ranks), dtype=torch.int64)
+    digests[ranks.index(rank)] = int.from_bytes(digest, "little") >> 1
+    yield AllReduce(digests)
+    first = ranks[0]
+    other = next((r for r, each in zip(ranks, digests, strict=True) if each != digests[0]), first)
+    if other == first:
+        return
+    one = yield from spread([list(each) for each in told], rank == first)
+    two = yield from spread([list(each) for each in told], rank == other)
+    raise InvalidValue(
+        f"workers {first} and {other} do not train the same: {difference(one, two, first, other)}. "
+        "All workers have to make the same model and the same optimizer"
+    )
+
+
+def difference(one: Described, two: Described, first: int, other: int) -> str:
+    """The first difference of what two workers describe."""
+    missing = ("", "missing")
+    for mine, theirs in zip_longest(one, two, fillvalue=missing):
+        if tuple(mine) != tuple(theirs):
+            what = mine[0] or theirs[0]
+            said = theirs[1] if theirs[0] in ("", what) else f"{theirs[0]} {theirs[1]}"
+            return f"{what} is {mine[1]} on worker {first}, and {said} on worker {other}"
+    return "in what they describe"
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else value

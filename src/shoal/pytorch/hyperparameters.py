@@ -1,0 +1,58 @@
+"""Hyper-parameters of a torch optimizer that servers run: they are those of its tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from shoal.errors import InvalidValue
+from shoal.tables.from_torch import KERNEL_CHOICES
+
+
+class FixedHyperparameters:
+    """All groups' hyper-parameters but the learning rate, which is sent with every push.
+
+    Args:
+        optimizer: the torch optimizer, when it was wrapped.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._names = [name for name in optimizer.defaults if name != "lr"]
+        self._before = self._of(optimizer.param_groups)
+
+    def _of(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{name: group.get(name) for name in self._names} for group in groups]
+
+    def check_unchanged(self, groups: list[dict[str, Any]]) -> None:
+        """Refuse changes that servers would not see.
+
+        Raises:
+            InvalidValue: a hyper-parameter has changed.
+        """
+        now = self._of(groups)
+        if now == self._before:
+            return
+        for before, after in zip(self._before, now, strict=True):
+            for name, value in after.items():
+                if value != before[name]:
+                    raise InvalidValue(
+                        f"{name} was {before[name]!r} when the optimizer was wrapped and is "
+                        f"{value!r} now; servers run it, so that only the learning rate may change "
+                        "(a scheduler that cycles the momentum as well takes cycle_momentum=False; "
+                        "strategy 'allreduce' takes any change)"
+                    )
+
+    def check_state(self, groups: list[dict[str, Any]]) -> None:
+        """Refuse a loaded state with other hyper-parameters than servers have.
+
+        Raises:
+            InvalidValue: it has.
+        """
+        for before, group in zip(self._before, groups, strict=True):
+            for name, value in before.items():
+                if name not in KERNEL_CHOICES and group[name] != value:
+                    raise InvalidValue(
+                        f"{name} is {group[name]!r} in this state, but was {value!r} when the "
+                        f"optimizer was wrapped; wrap one with {name}={group[name]!r}"
+                    )

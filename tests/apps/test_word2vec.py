@@ -15,8 +15,9 @@ from click.testing import CliRunner
 import shoal as shoal_
 from shoal.apps.bench.suites.word2vec import beginning
 from shoal.apps.word2vec.command import spec_from
-from shoal.apps.word2vec.corpus import BREAK, Corpus, load_ids, read_lines, shares
+from shoal.apps.word2vec.corpus import Corpus, load_ids, read_lines, shares
 from shoal.apps.word2vec.model import block_loss, noise_pool, running_sum, subsampled, train_block
+from shoal.apps.word2vec.numbering import BREAK
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.vectors import Vectors
 from shoal.apps.word2vec.worker import Block

@@ -92,12 +92,14 @@ def train_ctr(as_json: bool, trust: bool, **options: Any) -> None:
 def train_word2vec(as_json: bool, trust: bool, texts: tuple[str, ...], **options: Any) -> None:
     """Train vectors of words: on TEXT files (plain, .gz, .tar.gz), or a sample made from the seed.
 
-    Writes vectors.txt and vectors.bin, which gensim and others read.
+    Writes vectors.txt and vectors.bin, which gensim and others read. Prints what it takes for a
+    word, and how much of the text is left out.
 
     \b
     shoal train word2vec
     shoal train word2vec novels.tar.gz --analogies questions-words.txt --workers 2
     shoal train word2vec text.txt --model cbow --dim 200 --threads 2 --workers 1
+    shoal train word2vec walks.txt --tokens space --min-count 1
     """
     from shoal.apps.word2vec.command import run_words, show_summary, spec_from
     from shoal.storage.event_log import process_started_at

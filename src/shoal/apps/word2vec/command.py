@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +19,7 @@ from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
+from shoal.apps.word2vec.tokens import AUTO, SPACE, WORDS
 from shoal.apps.word2vec.vectors import (
     APPLICATION,
     BINARY,
@@ -34,6 +36,13 @@ from shoal.reports.live import Live, progress_console
 from shoal.storage.files import read_text, write_whole
 from shoal.storage.run_folder import RunFolder
 
+MEANINGS = {  # by whether --tokens is space: what that is, and what the other one does
+    True: ("each token between blanks as it is", "--tokens words cuts at punctuation"),
+    False: (
+        "letters in lower case, cut at punctuation",
+        "--tokens space takes each token between blanks as it is",
+    ),
+}
 FIGURES = ("words", "seconds", "bytes_pushed", "bytes_pulled")  # of each worker
 
 
@@ -54,14 +63,15 @@ def train(
         progress: show a bar of each worker; None: on a terminal and in a notebook.
         trust: continue (`resume`) from what another user has left, too.
         options: as flags of `shoal train word2vec`, with `_` for `-`: workers, dim, model, epochs,
-            analogies, resume and others.
+            analogies, tokens, resume and others.
 
     Returns:
         The figures of the summary, and the run's folder, which `Vectors.load` reads.
 
     Raises:
-        InvalidValue: no such option, a value out of its range, or a text without words that come
-            often enough.
+        InvalidValue: no such option, a value out of its range, a text without blanks between words,
+            or without words that come often enough.
+        UnknownName: no such language (`tokens`).
         DataMissing, DataCorrupt: a file is not there, or is not what it says.
         NotTrusted: another user has left the run that is resumed, or could have changed it.
         ProcessDied: a process was killed or ended early.
@@ -92,7 +102,11 @@ def spec_from(values: Mapping[str, Any]) -> WordsSpec:
     before = load_run_job(run)
     if before.pop("application", None) != APPLICATION:
         raise DataMissing(f"{run} is of another run than one of `shoal train word2vec`")
-    spec = converted({**before, "resume_at": -1, **values}, WordsSpec)
+    before.setdefault("tokens", WORDS)  # of before there was a choice
+    asked = {**values, "tokens": before["tokens"]}
+    spec = converted({**before, "resume_at": -1, **asked}, WordsSpec)
+    if values.get("tokens", AUTO) not in (AUTO, spec.tokens):
+        raise InvalidValue(f"{run} was trained with --tokens {spec.tokens}, which cannot change")
     if spec.dim != before.get("dim", spec.dim):
         raise InvalidValue(f"{run} has vectors of {before['dim']} elements: --dim cannot change")
     return spec
@@ -123,14 +137,17 @@ def run_words(
     if spec.similarities:
         deque(pairs_in(Path(spec.similarities)), maxlen=0)
     if corpus is None:
-        lines: Iterable[str] = read_lines(spec.texts) if spec.texts else sample_lines(spec.seed)
         with console.status("reading the text"):
-            corpus = Corpus.of(lines, spec.min_count)
+            corpus = read_corpus(spec)
+    spec = replace(spec, tokens=corpus.tokens)  # a run that continues this one has the same
     if len(corpus.words) < 2:
+        other = "" if corpus.tokens == SPACE else ", or --tokens space"
         raise InvalidValue(
-            f"the text has {len(corpus.words)} words that come {spec.min_count} times or more; "
-            "use a longer one, or a lower --min-count"
+            f"the text has {len(corpus.words)} words that come {spec.min_count} times or more "
+            f"(left out: {corpus.left_out}); use a longer one, or a lower --min-count{other}"
         )
+    for line in told(corpus):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if passed and corpus.words != read_text(Path(spec.resume) / VOCABULARY).splitlines():
         raise InvalidValue(f"{spec.resume} was trained on another text: its vocabulary differs")
     folder = RunFolder.create(Path(spec.out), spec.title or f"word2vec-{spec.model}")
@@ -160,13 +177,43 @@ def run_words(
     return summary
 
 
+def read_corpus(spec: WordsSpec) -> Corpus:
+    """The text that a run trains on.
+
+    Raises:
+        DataMissing, DataCorrupt: a file that is not there, or is not what it says
+        InvalidValue: a text without blanks between words
+    """
+    if not spec.texts:
+        return Corpus.of(sample_lines(spec.seed), spec.min_count, spec.tokens)
+    lines, source = read_lines(spec.texts), ", ".join(spec.texts[:3])
+    return Corpus.of(lines, spec.min_count, spec.tokens, source)
+
+
+def told(corpus: Corpus) -> tuple[str, str]:
+    """What is said of a text before training: what its words are, and what is left out.
+
+    >>> for line in told(Corpus.of(["17 4 9023 17"], min_count=2, tokens="space")): print(line)
+    tokens: space, each token between blanks as it is
+    vocabulary: 1 words; left out: 2 tokens of 2 words below --min-count
+    """
+    kind, other = MEANINGS[corpus.tokens == SPACE]
+    because = f" ({corpus.because}; {other})" if corpus.because else ""
+    return (
+        f"tokens: {corpus.tokens}, {kind}{because}",
+        f"vocabulary: {len(corpus.words):,} words; left out: {corpus.left_out}",
+    )
+
+
 def _summarise(
     spec: WordsSpec, corpus: Corpus, folder: RunFolder, started_at: float
 ) -> dict[str, Any]:
     results = folder.results(spec.workers, FIGURES)
     return {
         "model": spec.model,
+        "tokens": corpus.tokens,
         "vocabulary": len(corpus.words),
+        "left_out": corpus.left_out._asdict(),
         "words": sum(result["words"] for result in results),
         "words_per_s": sum(result["words"] for result in results)
         / max(1e-9, *(result["seconds"] for result in results)),

@@ -2,64 +2,123 @@
 
 from __future__ import annotations
 
-import re
 import tarfile
-from array import array
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
+from shoal.apps.word2vec.detect import BEGINNING, check_segmented, kind_of
+from shoal.apps.word2vec.numbering import BREAK, numbered
+from shoal.apps.word2vec.tokens import AUTO, SPACE, WORDS
 from shoal.data.streams import BLOCK_BYTES, LINE_BYTES_MAX, files_of, opened, pieces
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.storage.files import damaged, read_arrays
 
-WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*")
-BREAK = -1  # between sentences
-SENTENCE_WORDS = 10_000  # a longer line is cut
 UNREADABLE = (OSError, EOFError, tarfile.TarError, UnicodeDecodeError)
+
+
+class LeftOut(NamedTuple):
+    """How much of a text is not in its corpus.
+
+    numbers:     tokens between blanks with digits that are in no word: all or part of the token
+    symbols:     tokens without letters and digits
+    rare:        occurrences of words that come fewer than `min_count` times
+    rare_words:  how many different words these are
+    """
+
+    numbers: int = 0
+    symbols: int = 0
+    rare: int = 0
+    rare_words: int = 0
+
+    def __str__(self) -> str:
+        """
+        >>> print(LeftOut(numbers=12, rare=2000, rare_words=1500))
+        12 numbers, 2,000 tokens of 1,500 words below --min-count
+        >>> print(LeftOut())
+        nothing
+        """
+        said = [
+            f"{count:,} {what}"
+            for count, what in (
+                (self.numbers, "numbers"),
+                (self.symbols, "symbols"),
+                (self.rare, f"tokens of {self.rare_words:,} words below --min-count"),
+            )
+            if count
+        ]
+        return ", ".join(said) or "nothing"
 
 
 class Corpus:
     """The words of a text that are not rare, most frequent first.
 
-    words:   the vocabulary
-    counts:  (n,) how often each comes
-    ids:     int32, the text: numbers of words, and BREAK after each sentence
+    words:    the vocabulary
+    counts:   (n,) how often each comes
+    ids:      int32, the text: numbers of words, and BREAK after each sentence
+    tokens:   `space`, `words` or a language: how words were found
+    because:  what the text is, where `tokens` was chosen by that
+    left_out:  what was left out
     """
 
-    def __init__(self, words: list[str], counts: np.ndarray, ids: np.ndarray) -> None:
+    def __init__(
+        self,
+        words: list[str],
+        counts: np.ndarray,
+        ids: np.ndarray,
+        tokens: str = WORDS,
+        because: str = "",
+        left_out: LeftOut | None = None,
+    ) -> None:
         self.words = words
         self.counts = counts
         self.ids = ids
+        self.tokens = tokens
+        self.because = because
+        self.left_out = left_out or LeftOut()
 
     @staticmethod
-    def of(lines: Iterable[str], min_count: int) -> Corpus:
+    def of(
+        lines: Iterable[str], min_count: int, tokens: str = AUTO, source: str = "the text"
+    ) -> Corpus:
         """The corpus of some lines, each a sentence.
+
+        tokens:  as `--tokens` has it
+        source:  what the text is called in errors
 
         >>> corpus = Corpus.of(["The cat sat.", "the dog, the cat"], min_count=2)
         >>> corpus.words, corpus.counts.tolist(), corpus.ids.tolist()
         (['the', 'cat'], [3, 2], [0, 1, -1, 0, 0, 1, -1])
+        >>> corpus.tokens, corpus.because, corpus.left_out.rare_words
+        ('words', 'the text is prose', 2)
+        >>> Corpus.of(["item_17 17", "17 item_4"], min_count=1).words
+        ['17', 'item_17', 'item_4']
+
+        Raises:
+            InvalidValue: a text whose words are found with a dictionary, but for `space`
         """
-        numbers: dict[str, int] = {}
-        text = array("i")
-        for line in lines:
-            found = WORD.findall(line.lower())
-            for start in range(0, len(found), SENTENCE_WORDS):
-                some = found[start : start + SENTENCE_WORDS]
-                text.extend([numbers.setdefault(word, len(numbers)) for word in some])
-                text.append(BREAK)
-        everything = np.frombuffer(text, np.int32) if text else np.empty(0, np.int32)
-        counts = np.bincount(everything[everything >= 0], minlength=len(numbers))
-        names = list(numbers)
+        because = ""
+        rest = iter(lines)
+        if tokens != SPACE:
+            beginning = list(_first(rest, BEGINNING))
+            check_segmented(beginning, source)
+            if tokens == AUTO:
+                tokens, because = kind_of(beginning)
+            rest = chain(beginning, rest)
+        everything, names, numbers, symbols = numbered(rest, tokens)
+        counts = np.bincount(everything[everything >= 0], minlength=len(names))
         kept = [n for n in np.argsort(-counts, kind="stable") if counts[n] >= min_count]
         renumbered = np.full(len(names) + 1, BREAK - 1, np.int32)  # the last: of BREAK itself
         renumbered[kept] = np.arange(len(kept), dtype=np.int32)
         renumbered[-1] = BREAK
         ids = renumbered[everything]
-        return Corpus([names[n] for n in kept], counts[kept], ids[ids >= BREAK])
+        rare = int(counts.sum() - counts[kept].sum()), len(names) - len(kept)
+        left_out = LeftOut(numbers, symbols, *rare)
+        words = [names[n] for n in kept]
+        return Corpus(words, counts[kept], ids[ids >= BREAK], tokens, because, left_out)
 
     @property
     def total(self) -> int:
@@ -77,6 +136,15 @@ class Corpus:
         share = np.maximum(self.counts, 1) / (sample * max(self.total, 1))
         chances: np.ndarray = np.minimum(1.0, (np.sqrt(share) + 1) / share)
         return chances.astype(np.float32)
+
+
+def _first(lines: Iterator[str], characters: int) -> Iterator[str]:
+    """Lines until they have that many characters together."""
+    for line in lines:
+        yield line
+        characters -= len(line)
+        if characters <= 0:
+            break
 
 
 def load_ids(path: Path) -> tuple[np.ndarray, np.ndarray]:

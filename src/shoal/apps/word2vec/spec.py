@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from shoal.apps.word2vec.tokens import AUTO, check_tokens
 from shoal.engines.options import ResumableRun, need_servers, option
 
 
@@ -12,6 +13,7 @@ class WordsSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     # fmt: off
     texts: Annotated[tuple[str, ...], option("Data", "text files: plain, .gz, or .tar.gz of them; folders of them, or patterns such as 'books/*.txt'")] = ()
+    tokens: Annotated[str, option("Data", "what a word is. space: each token between blanks, as it is; words: letters with their accents, in lower case, cut at punctuation; a language such as fr or tr: words, by its own rules; auto: words for prose in an alphabet with capitals, else space")] = AUTO
     sample: Annotated[float, option("Data", "share of all words above which a frequent word is left out by chance; 0: none is", ge=0.0)] = 1e-3
     min_count: Annotated[int, option("Data", "occurrences below which a word is ignored", ge=1)] = 5
     analogies: Annotated[str, option("Data", "file of questions a : b = c : d to answer at the end, in the form of questions-words.txt")] = ""
@@ -31,3 +33,4 @@ class WordsSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         super().__post_init__()
         need_servers(self.servers)
+        check_tokens(self.tokens)

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from shoal.apps.weights import weights_of
+from shoal.apps.word2vec.tokens import WORDS, check_tokens, folding
 from shoal.data.streams import lines, opened
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
 from shoal.jobs.spec import load_run_job
-from shoal.storage.files import read_text
+from shoal.storage.files import naming, read_text
 from shoal.storage.run_folder import RunFolder
 
 APPLICATION = "word2vec"
@@ -26,6 +27,8 @@ class Vectors:
     Args:
         words: the vocabulary, most frequent first.
         vectors: (n, dim) float32.
+        tokens: what words are, as `--tokens` has it. A word that is asked for and is not in the
+            vocabulary is looked up as that writes it: in lower case, with composed accents.
 
     Example:
         >>> vectors = Vectors(["a", "b", "c"], np.array([[1, 0], [0.8, 0.6], [0, 1]], np.float32))
@@ -33,12 +36,13 @@ class Vectors:
         [('b', 0.8)]
     """
 
-    def __init__(self, words: list[str], vectors: np.ndarray) -> None:
+    def __init__(self, words: list[str], vectors: np.ndarray, tokens: str = WORDS) -> None:
         self.words = words
         self.vectors = vectors
         self.numbers = {word: number for number, word in enumerate(words)}
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         self._unit = vectors / np.maximum(norms, 1e-12)
+        self._fold = folding(tokens)
 
     @staticmethod
     def load(run: str | Path) -> Vectors:
@@ -49,12 +53,17 @@ class Vectors:
             DataCorrupt, UnknownFormat: a file of the run is not as it was written.
         """
         folder = RunFolder(Path(run))
-        if load_run_job(folder.path).get("application") != APPLICATION:
+        job = load_run_job(folder.path)
+        if job.get("application") != APPLICATION:
             raise DataMissing(f"{folder.job} is of another run than one of `shoal train word2vec`")
         words = read_text(folder.path / VOCABULARY).splitlines()
+        tokens = str(job.get("tokens", WORDS))
+        with naming(folder.job):
+            check_tokens(tokens)
         weights = weights_of(folder.path, max_rows=len(words))
         try:
-            return Vectors(words, weights.rows("in", np.arange(len(words), dtype=np.uint64)))
+            rows = weights.rows("in", np.arange(len(words), dtype=np.uint64))
+            return Vectors(words, rows, tokens)
         finally:
             weights.close()
 
@@ -94,12 +103,17 @@ class Vectors:
         return [(self.words[number], float(cosines[number])) for number in nearest]
 
     def _number(self, word: str) -> int:
-        number = self.numbers.get(word.lower())
-        if number is None:
-            close = get_close_matches(word.lower(), self.words, n=3)
+        number = self._known(word)
+        if number < 0:
+            close = get_close_matches(self._fold(word), self.words, n=3)
             hint = f" (known: {', '.join(close)}, ...)" if close else ""
             raise UnknownName(f"the vocabulary has no word {word!r}{hint}")
         return number
+
+    def _known(self, word: str) -> int:
+        """The number of a word, as it is or as the vocabulary writes it; -1 if it is not there."""
+        number = self.numbers.get(word)
+        return self.numbers.get(self._fold(word), -1) if number is None else number
 
     def save(self, path: Path, binary: bool) -> None:
         """The format of word2vec.c, as gensim's KeyedVectors.load_word2vec_format reads it."""
@@ -118,7 +132,7 @@ class Vectors:
         the three (Mikolov et al. 2013, "Linguistic Regularities", section 5). Questions with a word
         that is not here are left out.
         """
-        found = ([self.numbers.get(word, -1) for word in words] for words in questions_in(path))
+        found = ([*map(self._known, words)] for words in questions_in(path))
         questions = np.array([each for each in found if min(each) >= 0], np.int64).reshape(-1, 4)
         right = 0
         for start in range(0, len(questions), QUESTIONS_A_BLOCK):
@@ -138,8 +152,9 @@ class Vectors:
         ours, theirs, pairs = [], [], 0
         for one, other, score in pairs_in(path):
             pairs += 1
-            if one in self.numbers and other in self.numbers:
-                ours.append(float(self._unit[self.numbers[one]] @ self._unit[self.numbers[other]]))
+            numbers = self._known(one), self._known(other)
+            if min(numbers) >= 0:
+                ours.append(float(self._unit[numbers[0]] @ self._unit[numbers[1]]))
                 theirs.append(score)
         value = float(spearmanr(ours, theirs).statistic) if len(ours) > 1 else 0.0
         return {"spearman": value, "pairs": len(ours), "left_out": pairs - len(ours)}
@@ -152,7 +167,7 @@ def questions_in(path: Path) -> Iterator[list[str]]:
         DataMissing, DataCorrupt: no such file, or a line that is no question
     """
     for number, line in enumerate(_lines(path), 1):
-        words = line.lower().split()
+        words = line.split()
         if not words or words[0].startswith(":"):
             continue
         if len(words) != 4:
@@ -171,7 +186,7 @@ def pairs_in(path: Path) -> Iterator[tuple[str, str, float]]:
             continue
         fields = line.split("\t") if "\t" in line else line.split()
         try:
-            yield fields[0].lower(), fields[1].lower(), float(fields[2])
+            yield fields[0], fields[1], float(fields[2])
         except (IndexError, ValueError):
             if number > 1:  # the first line may be a heading
                 raise DataCorrupt(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shoal.apps.train.resume import epochs_of
-from shoal.apps.word2vec.corpus import BREAK, Corpus, load_ids, shares
+from shoal.apps.word2vec.corpus import Corpus, load_ids, shares
 from shoal.apps.word2vec.model import (
     block_loss,
     load_kernels,
@@ -28,6 +28,7 @@ from shoal.apps.word2vec.model import (
     subsampled,
     train_block,
 )
+from shoal.apps.word2vec.numbering import BREAK
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import BINARY, VOCABULARY, Vectors
 from shoal.client.client import Client
@@ -77,7 +78,7 @@ def run_words_worker(
         result = trainer.figures()
         if rank == 0:
             words = read_text(paths.path / VOCABULARY).splitlines()
-            vectors = Vectors(words, trainer.fetch(len(words)))
+            vectors = Vectors(words, trainer.fetch(len(words)), options.tokens)
             vectors.save(paths.path / "vectors.txt", binary=False)
             vectors.save(paths.path / BINARY, binary=True)
             if options.analogies:

@@ -22,8 +22,9 @@ from rich.console import Console
 
 from shoal.apps.bench.rows import Batches, Row, beside, quality, rate
 from shoal.apps.word2vec.command import run_words
-from shoal.apps.word2vec.corpus import BREAK, Corpus, read_lines
+from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.model import noise_pool, running_sum, subsampled, train_block
+from shoal.apps.word2vec.numbering import BREAK
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import Vectors

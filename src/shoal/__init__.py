@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.node.future import Future
     from shoal.pytorch.clipping import clip_grad_norm_
     from shoal.pytorch.flat_parameters import FlatParams
+    from shoal.pytorch.loop.module_state import broadcast
     from shoal.pytorch.optimizer import Optimizer
     from shoal.pytorch.saving import load, save
     from shoal.pytorch.table_state import TableState
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.tables.custom.shard import handler
     from shoal.tables.init import Init
     from shoal.tables.sparse.user_methods import access_method
-    from shoal.tables.spec import Access, TableSpec
+    from shoal.tables.spec import Access, Span, TableSpec
 
 _NAMES = {  # by the module that has them
     "shoal.apps.compare.command": "compare",
@@ -52,6 +53,7 @@ _NAMES = {  # by the module that has them
     "shoal.node.future": "Future",
     "shoal.pytorch.clipping": "clip_grad_norm_",
     "shoal.pytorch.flat_parameters": "FlatParams",
+    "shoal.pytorch.loop.module_state": "broadcast",
     "shoal.pytorch.optimizer": "Optimizer",
     "shoal.pytorch.saving": "load save",
     "shoal.pytorch.table_state": "TableState",
@@ -63,7 +65,7 @@ _NAMES = {  # by the module that has them
     "shoal.tables.sparse.user_methods": "access_method",
     "shoal.tables.init": "Init",
     "shoal.tables.consistency": "Consistency Cover Quorum asp bsp ssp",
-    "shoal.tables.spec": "Access TableSpec",
+    "shoal.tables.spec": "Access Span TableSpec",
 }
 _MODULES = ("ctr", "nn", "word2vec")
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
@@ -88,11 +90,13 @@ __all__ = [
     "RowCache",
     "Run",
     "Sampler",
+    "Span",
     "TableSpec",
     "TableState",
     "TrainResult",
     "access_method",
     "asp",
+    "broadcast",
     "bsp",
     "clip_grad_norm_",
     "compare",

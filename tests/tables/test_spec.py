@@ -247,6 +247,7 @@ def test_a_table_has_a_bounded_number_of_spans():
     ("change", "told"),
     [
         ({"access": Access("adam")}, "access is 'sgd' (lr=0.1), and was declared as 'adam'"),
+        ({"access": Access("sgd", {"lr": 0.5})}, "lr is 0.1, and was declared as 0.5"),
         ({"dtype": "float64"}, "dtype is float32, and was declared as float64"),
         (
             {"spans": (Span(0, "a"), Span(4, "c"))},
@@ -262,7 +263,7 @@ def test_a_table_has_a_bounded_number_of_spans():
         ),
         ({"rows": 11}, "rows is 10, and was declared as 11"),
     ],
-    ids=["access", "dtype", "name", "start", "fewer", "rows"],
+    ids=["access", "option", "dtype", "name", "start", "fewer", "rows"],
 )
 def test_the_first_difference_of_two_tables_is_named(change, told):
     spec = TableSpec("t", 10, access=Access("sgd", {"lr": 0.1}), spans=(Span(0, "a"), Span(4, "b")))

@@ -285,6 +285,11 @@ class Client(Operations, WorkerFigures):
 
     # ------------------------------------------------------------------ the end
 
+    @property
+    def closed(self) -> bool:
+        """Whether this worker has left the run, well or with an error."""
+        return self._driver.closed or self._driver.node.stopped
+
     def close(self) -> None:
         """Finish this worker's part of the run and disconnect; further calls do nothing."""
         if self._driver.closed:

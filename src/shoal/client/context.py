@@ -29,6 +29,7 @@ class Context:
         resumed_tables: names of the tables that the checkpoint has restored.
         models: number of models wrapped so far; it numbers their tables.
         embeddings: the modules with rows on servers that were made so far.
+        together: number of optimizers so far whose workers take every exchange together.
 
     Example:
         >>> import shoal
@@ -47,8 +48,14 @@ class Context:
     embeddings: WeakSet[Any] = field(default_factory=WeakSet)
     began_at: int = 0
     on_worker_loss: str = "stop"
+    together: int = 0
+    _leavers: list[Callable[[], Any]] = field(default_factory=list)
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False
+
+    def before_close(self, leaver: Callable[[], Any]) -> None:
+        """Call `leaver` before this worker leaves the run well, in order of registration."""
+        self._leavers.append(leaver)
 
     def at_close(self, closer: Callable[[], Any]) -> None:
         """Call `closer` when the context is closed, in reverse order of registration."""
@@ -59,12 +66,16 @@ class Context:
         if self._closed:
             return
         self._closed = True
-        if _Current.context is self:
-            _Current.context = None
-            set_membership(0, 1)
-        self.client.close()
-        for closer in reversed(self._closers):
-            closer()
+        try:
+            for leaver in self._leavers if not self.client.closed else ():
+                leaver()
+        finally:
+            if _Current.context is self:
+                _Current.context = None
+                set_membership(0, 1)
+            self.client.close()
+            for closer in reversed(self._closers):
+                closer()
 
     def __enter__(self) -> Context:
         return self

@@ -133,6 +133,7 @@ class Launcher:
         os.environ.update(command.get("env", {}))
         if command.get("network"):
             move_to(command["network"])
+        seed_anew()
 
     def _reap(self, pidfd: int) -> None:
         name, pid = self._children.pop(pidfd)
@@ -155,6 +156,17 @@ class Launcher:
                 os.waitpid(pid, 0)
         shutil.rmtree(self._sockets, ignore_errors=True)
         os._exit(0)
+
+
+def seed_anew() -> None:
+    """Seed the generators of libraries that were imported before the fork, by the system's chance.
+
+    Otherwise all processes would draw the same numbers. Python's own and numba's do so themselves.
+    """
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.seed()
 
 
 def run_entry(command: dict[str, Any]) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 import msgspec
 
 from shoal.protocol.machine import Effects, Outcome, Resolve, Send
-from shoal.protocol.messages import SCHEDULER, Message
+from shoal.protocol.messages import SCHEDULER, Declare, Message
+from shoal.tables.spec import TableSpec
 
 
 class _Question(msgspec.Struct):
@@ -44,6 +46,13 @@ class Questions:
     def message(self, key: str) -> Message | None:
         """An unanswered question."""
         return self._open[key].message if key in self._open else None
+
+    def declared(self, tables: Sequence[TableSpec], out: Effects) -> None:
+        """Answer the declarations of these tables; another table of a name will be refused."""
+        for spec in tables:
+            asked = self.message(key := f"table {spec.name}")
+            if isinstance(asked, Declare) and spec.is_cut_of(asked.spec):
+                self.answered(key, out)
 
     def answered(self, key: str, out: Effects, outcome: Outcome | None = None) -> None:
         question = self._open.pop(key, None)

@@ -158,8 +158,8 @@ class Session:
         return self._join.process
 
     @property
-    def heard_at(self) -> float:  # the scheduler
-        return self._heard_at
+    def heard_at(self) -> float:
+        return self._heard_at  # the scheduler
 
     @property
     def address(self) -> str:
@@ -204,7 +204,7 @@ class Session:
         self.ask(f"barrier {name} {generation}", request_id, question, now, out)
 
     def declare(self, request_id: int, spec: TableSpec, now: float, out: Effects) -> None:
-        """Declare a table. It may be in the view already; another one of its name is refused."""
+        """Declare a table, which may be in the view already."""
         name = qualified(spec.name, self.options.namespace)
         try:
             spec = msgspec.structs.replace(spec, name=name)
@@ -212,8 +212,7 @@ class Session:
             out.append(Resolve(request_id, Outcome(error=error)))
             return
         self.ask(f"table {spec.name}", request_id, Declare(self.incarnation, spec), now, out)
-        if any(known.name == spec.name and known.is_cut_of(spec) for known in self._tables):
-            self._questions.answered(f"table {spec.name}", out)
+        self._questions.declared(self._tables, out)
 
     def _show_view(self, out: Effects) -> None:
         if self.view is not None:
@@ -366,8 +365,7 @@ class Session:
         self.view, self.view_id = seen_from(view, self.options.namespace), view.id
         self._roles = {m.id: m.role for m in (*self.view.servers, *self.view.workers)}
         out.append(Note("view", {"view": view.id, "reason": view.reason}))
-        for spec in view.tables:
-            self.answered(f"table {spec.name}", out)
+        self._questions.declared(view.tables, out)
         self._show_view(out)
         return self.view
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from inspect import signature
-from typing import Any, cast, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_ as clip
 
 from shoal.client.context import Context, current
-from shoal.collective.base import AllReduce
 from shoal.errors import UnknownName, UsageError
-from shoal.protocol.requests import DeclareTable, Start, Wait
-from shoal.pytorch.agreement import agree, described
-from shoal.pytorch.hyperparameters import FixedHyperparameters
-from shoal.pytorch.loop_model import LoopModel
+from shoal.pytorch.loop.hyperparameters import FixedHyperparameters, norm_for
+from shoal.pytorch.loop.loop_model import LoopModel
+from shoal.pytorch.loop.module_state import Buffers, ModuleState
+from shoal.pytorch.loop.shared_training import SharedTraining
 from shoal.pytorch.optimizer_state import StateOnServers, StateOnWorkers, loaded
 from shoal.strategies import Strategy, StrategyOptions, strategies
 from shoal.strategies.base import Numbers
@@ -51,6 +52,17 @@ class Optimizer(torch.optim.Optimizer):
         settings: of the strategy, by name, such as {"tau": 50}.
         embeddings: the modules whose embedding gradients `step` pushes; every `shoal.nn.Embedding`
             of the context by default.
+        module: the model. All workers begin with rank 0's buffers and untrained parameters as well
+            as its trained ones, and errors name parameters.
+        buffers: what `flush` does with the module's buffers, such as BatchNorm's: "rank0" replaces
+            them by rank 0's, "mean" averages those with floating-point numbers, "local" leaves each
+            worker its own.
+        clip_norm: the largest 2-norm of the gradient of all parameters, after it was averaged over
+            the workers, as in scripts for DistributedDataParallel; with local steps, of a worker's
+            own gradient. Where servers average, no worker has the mean: it is refused with more
+            workers than one, and `shoal.clip_grad_norm_` clips before.
+        nonfinite: what happens to a gradient with a NaN or an infinity: "reject" refuses the step,
+            "zero" replaces the value by 0, "allow" does not check.
         context: the context of `shoal.init()` by default.
 
     Raises:
@@ -84,6 +96,10 @@ class Optimizer(torch.optim.Optimizer):
         staleness: int = 0,
         settings: Mapping[str, Any] | None = None,
         embeddings: Iterable[torch.nn.Module] | None = None,
+        module: torch.nn.Module | None = None,
+        buffers: Buffers = "rank0",
+        clip_norm: float | None = None,
+        nonfinite: Literal["reject", "zero", "allow"] = "reject",
         context: Context | None = None,
     ) -> None:
         kind = strategies[strategy] if isinstance(strategy, str) else strategy
@@ -106,7 +122,8 @@ class Optimizer(torch.optim.Optimizer):
         self._wrapped = False
         super().__init__(inner.param_groups, dict(inner.defaults))
         self.param_groups = inner.param_groups  # one list, so that schedulers of either see both
-        self._model = LoopModel(inner.param_groups)
+        names = {} if module is None else {each: n for n, each in module.named_parameters()}
+        self._model = LoopModel(inner.param_groups, names)
         prefix = f"params{self._context.models or ''}"
         self._context.models += 1
         of_buffers = {b: accesses[number] for b, number in self._model.groups.items() if accesses}
@@ -118,6 +135,7 @@ class Optimizer(torch.optim.Optimizer):
             workers=self._context.world_size,
             rank=self._context.rank,
             settings=settings or {},
+            nonfinite=nonfinite,
         )
         self._strategy = made = cast(Any, kind(options))
         self._state: StateOnServers | StateOnWorkers
@@ -128,50 +146,14 @@ class Optimizer(torch.optim.Optimizer):
             methods = {buffer: make(access) for buffer, access in of_buffers.items()}
             self._state = StateOnServers(inner, self._model, made, methods)
         made.check_losses(self._context.on_worker_loss, self._context.client.options.on_timeout)
-        self._context.client.drive(self._begin())
+        self._clip_norm = norm_for(made, clip_norm)
+        others = ModuleState(module, self._model, buffers)
+        self._shared = SharedTraining(self._context, inner, self._model, made, self._state, others)
+        self._drive(self._shared.begin())
         self._fixed = None if kind.on_workers else FixedHyperparameters(inner)
-        self._model.settle()
+        self._context.together += self._shared.in_step
+        self._context.before_close(self._leave)
         self._wrapped = True
-
-    def _begin(self) -> Any:
-        client = self._context.client
-        if not self._strategy.uses_servers:
-            kind, settings = self._strategy.name, self._strategy.options.settings
-            ranks = sorted(member.rank for member in client.view.group(client.options.group))
-            told = described(self._inner, self._model, kind, settings)
-            yield from agree(told, client.rank, ranks)
-        specs = self._strategy.tables(self._model)
-        declared = []
-        for spec in specs:  # all at once, in one view
-            declared.append((yield Start(DeclareTable(spec))))
-        for ticket in declared:
-            yield Wait(ticket)
-        writer = self._writer(spec.name for spec in specs)
-        clock = client.clock if writer < 0 else 0
-        yield from self._state.begin(writer, clock)
-
-    def _writer(self, tables: Iterable[str]) -> int:
-        """The rank with which this worker begins: 0 writes its parameters, -1 never writes."""
-        context, client, tables = self._context, self._context.client, list(tables)
-        if any(client.table(name).group != client.options.group for name in tables):
-            return -1  # another group trains these tables
-        if any(client.table(name).name in context.tables_before for name in tables):
-            return -1  # this worker replaces another, and they are trained already
-        if not context.resumed_at:
-            return context.rank
-        if not self._strategy.uses_servers:
-            raise UsageError(
-                f"strategy {self._strategy.name!r} keeps its parameters on workers, so that the "
-                "checkpoint from which this run resumes has none; start a new run"
-            )
-        absent = sorted(set(tables) - context.resumed_tables)
-        if absent:
-            raise UsageError(
-                f"the checkpoint from which this run resumes has no table {', '.join(absent)} "
-                f"(known: {', '.join(sorted(context.resumed_tables)) or 'none'}); wrap the same "
-                "models in the same order as before"
-            )
-        return -1
 
     @overload
     def step(self, closure: None = None, *, weight: float = 1.0) -> None: ...
@@ -208,7 +190,11 @@ class Optimizer(torch.optim.Optimizer):
         self._take_in()
         self._push_embeddings(weight)
         if self._strategy.sends_gradients:
+            if self._clip_norm is not None and self._strategy.uses_servers:
+                clip(self._model.parameters, self._clip_norm)
             self._model.collect()
+            if weight > 0 and not self._strategy.uses_servers:  # or the client looks at it
+                self._model.check_finite(self._strategy.options.nonfinite)
         self._model.weight = weight
         self._strategy.rates = {
             buffer: float(self.param_groups[number]["lr"])
@@ -235,12 +221,19 @@ class Optimizer(torch.optim.Optimizer):
         """Take a step of the wrapped optimizer, where it runs on the workers."""
         if self._strategy.sends_gradients:
             self._model.attach_grads(absent)
+        if self._clip_norm is not None:
+            clip(self._model.parameters, self._clip_norm)
         self._inner.step()
 
     def flush(self) -> None:
-        """Exchange what has not been exchanged yet, by a strategy with local steps or with a delay.
+        """Exchange what is left, and make the parameters and buffers of all workers the same.
 
-        All workers call it after their last step. "p2p" takes the mean of all; others do nothing.
+        All workers call it, after their last step and before a model is evaluated or saved. A
+        worker whose data end first takes part in the others' steps here until all have come, where
+        there are no servers ("p2p", "allreduce", and `exchange` "allreduce"). Buffers of `module`
+        become the same as `buffers` says. With servers, a worker whose data end first has the
+        parameters of its last step. Without a call, what is left is exchanged when the run ends,
+        with a warning.
 
         Example:
             >>> import shoal, torch
@@ -253,7 +246,20 @@ class Optimizer(torch.optim.Optimizer):
             >>> optimizer.flush()
         """
         self._take_in()
-        self._drive(self._strategy.settle(self._model))
+        self._drive(self._shared.settle())
+
+    def _leave(self) -> None:
+        """Exchange what is left, before this worker leaves the run."""
+        if self._strategy.owes():
+            warnings.warn(
+                "steps of this worker were exchanged when the run ended, after the script's last "
+                "look at the model: call optimizer.flush() on all workers before you evaluate or "
+                "save it",
+                stacklevel=2,
+            )
+            self.flush()
+        elif self._shared.in_step and self._context.together == 1:
+            self._drive(self._shared.accompany())
 
     def _steered(self, closure: Callable[[], float] | None, weight: float) -> float:
         """A step of an optimizer that evaluates the loss itself, such as LBFGS.
@@ -269,12 +275,8 @@ class Optimizer(torch.optim.Optimizer):
 
         def averaged() -> float:
             loss = torch.as_tensor(closure()).detach().to(torch.float64, copy=True)
-            self._model.collect()
             with torch.no_grad():
-                mean = drive(self._strategy.average(self._model, weight))
-                self._model.attach_grads(mean.absent)
-                drive(_mean(loss.mul_(weight)))
-            return float(loss) / mean.weight if mean.weight else float(loss)
+                return drive(self._shared.averaged(loss, weight))
 
         with torch.enable_grad():
             found = float(self._inner.step(averaged))
@@ -325,9 +327,9 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state that the wrapped optimizer would have had alone, which torch can load.
 
-        One worker may call it. With "sync" and "allreduce" it is of this worker's clock, as the
-        model's parameters are. With "ssp" and "asgd" each fragment of a table is of one moment; all
-        are of the same one after a barrier, when no worker pushes.
+        One worker may call it, after `flush` where there are local steps. With "sync" and
+        "allreduce" it is of this worker's clock, as the model's parameters are. With "ssp" and
+        "asgd" each fragment of a table is of one moment; all are of one after a barrier.
 
         Returns:
             The `state_dict` of the torch optimizer: its parameter groups, and for each parameter
@@ -344,6 +346,12 @@ class Optimizer(torch.optim.Optimizer):
             >>> sorted(optimizer.state_dict()["state"][0])
             ['exp_avg', 'exp_avg_sq', 'step']
         """
+        if self._strategy.owes():
+            warnings.warn(
+                "this worker has taken steps that were not exchanged yet: call optimizer.flush() "
+                "on all workers before a state is saved",
+                stacklevel=2,
+            )
         self.state.update(self._context.client.drive(self._state.read()))
         try:
             return super().state_dict()
@@ -390,8 +398,3 @@ class Optimizer(torch.optim.Optimizer):
     def flat(self) -> dict[str, Tensor]:
         """The flat parameters, by buffer (`shoal.FlatParams`)."""
         return self._model.values
-
-
-def _mean(value: Tensor) -> Generator[Any, Any, None]:
-    """Replace a tensor by its mean over the workers."""
-    yield AllReduce(value, mean=True)

@@ -12,7 +12,7 @@ worker's own parameters.
 from __future__ import annotations
 
 from collections.abc import Generator
-from math import nan
+from math import isclose, nan
 from typing import Any, ClassVar
 
 from shoal.errors import UsageError
@@ -29,6 +29,8 @@ from shoal.strategies.base import (
 from shoal.strategies.reduction import Mean, WeightedMean, leave_together, spread_values
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
+
+RATES_NEAR = 0.02  # relative: rates travel in a buffer's dtype, such as bfloat16
 
 
 class AllReduceSGD(Strategy):
@@ -94,18 +96,26 @@ class AllReduceSGD(Strategy):
         Returns what the mean is of, its weight in units of `StrategyOptions.batch`.
 
         Raises:
-            UsageError: only some of the workers have written to their parameters.
+            UsageError: only some of the workers have written to their parameters, or their
+                learning rates differ.
         """
         assert self._gradients is not None, "begin comes first"
         share = weight / self.options.batch
         wrote, self._wrote = self._wrote, ""
-        mean = yield from self._gradients.over_workers(share, model.absent, bool(wrote))
+        mean = yield from self._gradients.over_workers(share, model.absent, bool(wrote), self.rates)
         if 0 < mean.flagged < 1:
             told = f"has written to {wrote}" if wrote else "has not, and others have"
             raise UsageError(
                 "only some of the workers have written to their parameters since the last step: "
                 f"this one {told}. With 'allreduce' all workers have to, and alike"
             )
+        for buffer, rate in mean.rates.items() if share else ():
+            own = self.rates.get(buffer, 0.0)
+            if not isclose(rate, own, rel_tol=RATES_NEAR):
+                raise UsageError(
+                    f"the workers' learning rates of {buffer} differ: this one has {own:g}, and "
+                    f"their mean is {rate:g}. With 'allreduce' all of them need the same schedule"
+                )
         return mean
 
     def rewrite(self, model: Model, written: Numbers, writes: bool) -> Program:

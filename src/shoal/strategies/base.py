@@ -11,7 +11,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import load
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 Program = Generator[Any, Any, Any]
 Numbers = Mapping[str, tuple[int, ...]]  # by buffer, numbers of parameters
-NONE: Numbers = {}
-WIRE_TAIL = 4  # elements behind the gradients of a buffer, for what travels along
+NONE: Numbers = MappingProxyType({})
+WIRE_TAIL = 5  # elements behind the gradients of a buffer, for what travels along
 
 
 class Model(Protocol):
@@ -96,6 +97,7 @@ class StrategyOptions:
         rank: this worker's.
         passed: clocks of the run that this one continues.
         redundancy: workers that get each block of the data.
+        nonfinite: what tables do with an update that has a NaN or an infinity, as `TableSpec` says.
         settings: of the strategy (`Strategy.Settings`), by name.
     """
 
@@ -110,6 +112,7 @@ class StrategyOptions:
     rank: int = 0
     passed: int = 0
     redundancy: int = 1
+    nonfinite: Literal["reject", "zero", "allow"] = "reject"
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def access_of(self, buffer: str) -> Access:
@@ -259,6 +262,10 @@ class Strategy(ABC):
     def flush(self, model: Model) -> Program:
         """Exchange what is left of the last `period`, at the end of an epoch."""
         yield from ()
+
+    def owes(self) -> bool:
+        """Whether this worker has taken steps that no exchange has had yet."""
+        return False
 
     def settle(self, model: Model) -> Program:
         """Bring the model up to date, for a caller that takes no further step."""

@@ -112,9 +112,21 @@ class Downpour(ServerStrategy):
             accrued.zero_()
         return StepResult(loss, weight, staleness=behind)
 
+    def owes(self) -> bool:
+        return self._steps % int(self.settings.n_push) > 0
+
+    def settle(self, model: Model) -> Program:
+        """Push what has accrued, and pull the parameters."""
+        assert self._ops is not None, "begin comes first"
+        pushes = self._owed() if self.owes() else ()
+        yield Exchange(pushes, advance=bool(pushes), pulls=self._ops.pulls)
+        for accrued in self._accrued.values():
+            accrued.zero_()
+        self._steps = 0
+
     def end(self, model: Model) -> Program:
         assert self._ops is not None
-        if self._steps % self.settings.n_push:
+        if self.owes():
             yield Exchange(self._owed(), advance=True)
         yield from super().end(model)
 
@@ -274,6 +286,9 @@ class DoubleBuffering(ServerStrategy):
         for buffer, values in model.values.items() if self._pulled else ():
             values.copy_(self._fresh[buffer])
         return weight
+
+    def owes(self) -> bool:
+        return self._ticket is not None
 
     def flush(self, model: Model) -> Program:
         yield from self._await(model)

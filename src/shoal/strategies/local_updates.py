@@ -203,6 +203,9 @@ class LocalUpdates(Strategy):
         yield from ()
         return self.clock, share
 
+    def owes(self) -> bool:
+        return self._steps > 0
+
     def flush(self, model: Model) -> Program:
         if self._steps:
             yield from self._exchange(model, nan, 0.0)

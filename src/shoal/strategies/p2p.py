@@ -163,6 +163,9 @@ class PeerToPeer(Strategy):
                 own.add_(other)
             own.mul_(1 / (found.degree + 1))
 
+    def owes(self) -> bool:
+        return self._steps > 0
+
     def settle(self, model: Model) -> Program:
         """Pass on what comes until all workers have finished; then take the mean over all."""
         self._clocks[self.options.rank] = FOREVER

@@ -22,7 +22,8 @@ class _Group:
     Attributes:
         values: a view of the buffer that is reduced.
         tail: the elements behind them, whose means say of the workers: their weight, how many lack
-            a gradient, how many are flagged, and how many have one in an idle buffer.
+            a gradient, how many are flagged, how many have one in an idle buffer, and their rate
+            of learning, weighted.
         reduction: the allreduce of both.
     """
 
@@ -40,11 +41,13 @@ class Mean:
         weight: the workers' mean weight; with 0 the values are void.
         absent: the parameters that no worker has a value for.
         flagged: share of the workers that have raised the flag.
+        rates: by buffer, the workers' mean learning rate.
     """
 
     weight: float
     absent: Numbers
     flagged: float
+    rates: Mapping[str, float]
 
 
 class WeightedMean:
@@ -76,27 +79,34 @@ class WeightedMean:
         self._left_out = {group.buffer: self._numbers(group) for group in self._idle}
 
     def over_workers(
-        self, share: float, absent: Numbers = NONE, flag: bool = False
+        self,
+        share: float,
+        absent: Numbers = NONE,
+        flag: bool = False,
+        rates: Mapping[str, float] = {},
     ) -> Generator[Any, Any, Mean]:
         """Replace the values by their mean, this worker's with weight `share`."""
         lacks = any(group.buffer in absent for group in self._used)
         woken = any(self._has_some(group, absent) for group in self._idle) and share > 0
-        told = self._used[0].tail.new_tensor([share, lacks, flag, woken])
+        told = share, float(lacks), float(flag), float(woken)
+        found = {}
         for group in self._used:
-            yield from _reduce(group, share, told)
-        weight, lacking, flagged, waking = self._used[-1].tail.tolist()
+            yield from _reduce(group, share, told, rates)
+            weight, lacking, flagged, waking, rate = group.tail.tolist()
+            if weight:
+                found[group.buffer] = rate / weight
         groups = self._used
         if waking:
             for group in self._idle:
-                yield from _reduce(group, share, told)
+                yield from _reduce(group, share, told, rates)
             groups = [*self._used, *self._idle]
         if weight and (lacking or waking):
             absent = yield from self._by_parameter(groups, share, absent)
-            return Mean(weight, absent, flagged)
+            return Mean(weight, absent, flagged, found)
         for group in groups:
             if weight and weight != 1:
                 group.values.div_(weight)
-        return Mean(weight, self._left_out, flagged)
+        return Mean(weight, self._left_out, flagged, found)
 
     def _by_parameter(
         self, groups: Sequence[_Group], share: float, absent: Numbers
@@ -130,12 +140,15 @@ class WeightedMean:
         return len(absent.get(group.buffer, ())) < len(self._spans[group.buffer])
 
 
-def _reduce(group: _Group, share: float, told: Tensor) -> Program:
+def _reduce(
+    group: _Group, share: float, told: Sequence[float], rates: Mapping[str, float]
+) -> Program:
     if not share:
         group.values.zero_()
     elif share != 1:
         group.values.mul_(share)
-    group.tail.copy_(told)
+    rate = share * rates.get(group.buffer, 0.0)
+    group.tail.copy_(group.tail.new_tensor([*told, rate]))
     yield group.reduction
 
 

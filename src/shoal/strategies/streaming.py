@@ -180,6 +180,9 @@ class StreamingDiLoCo(LocalUpdates):
         outcome: Outcome = yield Wait(ticket)
         return outcome.round_weight
 
+    def owes(self) -> bool:
+        return super().owes() or any(self._owed) or self._under_way is not None
+
     def flush(self, model: Model) -> Program:
         yield from super().flush(model)
         yield from self._take(model)

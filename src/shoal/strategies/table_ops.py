@@ -40,6 +40,7 @@ def table_specs(
             access=access or options.access_of(buffer),
             consistency=consistency,
             spans=model.spans.get(buffer, ()),
+            nonfinite=options.nonfinite,
             **more,
         )
         for buffer, values in sorted(model.values.items())

@@ -281,8 +281,13 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             return f"span {number} is {_told(one)}, and was declared as {_told(other)}"
         for name in self.__struct_fields__:
             one, other = getattr(self, name), getattr(spec, name)
-            if one != other and name not in ("fragment_rows", "group"):
-                return f"{name} is {one}, and was declared as {other}"
+            if one == other or name in ("fragment_rows", "group"):
+                continue
+            if name == "access" and one.name == other.name:
+                mine, theirs = one.options, other.options
+                name = next(n for n in {**mine, **theirs} if mine.get(n) != theirs.get(n))
+                one, other = mine.get(name), theirs.get(name)
+            return f"{name} is {one}, and was declared as {other}"
         return ""
 
     def cut(self, servers: int) -> TableSpec:

@@ -296,6 +296,17 @@ def test_a_declaration_resolves_when_a_view_has_the_table(rigs):
     assert worker.resolved()[2].error is None
 
 
+def test_a_declaration_does_not_resolve_with_another_table_of_its_name(rigs):
+    """Another worker's declaration may be in a view before the scheduler has read this one."""
+    worker, spec = rigs.WorkerRig(), rigs.table()
+    worker.handle(Asked(1, DeclareTable(spec)))
+    other = rigs.table(rows=spec.rows + 1)
+    worker.receive(SCHEDULER, NewView(rigs.view_of(2, tables=(other,))))
+    assert worker.resolved() == {}
+    worker.receive(SCHEDULER, NotDeclared("w", "it exists with another specification"))
+    assert isinstance(worker.resolved()[1].error, Refused)
+
+
 def test_a_refused_declaration_resolves_with_its_error(rigs):
     worker = rigs.WorkerRig()
     worker.handle(Asked(1, DeclareTable(rigs.table())))

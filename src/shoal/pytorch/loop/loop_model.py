@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from math import nan
+from math import isfinite, nan
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.errors import UsageError
+from shoal.errors import NotFinite, UsageError
 from shoal.pytorch.flat_parameters import FlatParams, Place, piece_of
-from shoal.pytorch.watching import Watch, data_of_parameter, same_bits, set_data
+from shoal.pytorch.loop.watching import Watch, data_of_parameter, same_bits, set_data
 
 _BASE: Any = torch._C.TensorBase
 _POINTER: Callable[[Tensor], int] = _BASE.data_ptr
@@ -49,6 +49,27 @@ class LoopModel(FlatParams):
         """Take what the parameters are now for what the last step has made of them."""
         self._versions = list(map(_VERSION, self.parameters))
         self._watch.begin()
+
+    def check_finite(self, policy: str) -> None:
+        """Look for NaNs and infinities in the gradients that were collected.
+
+        Args:
+            policy: "reject" refuses them, "zero" replaces them by 0, "allow" does not look.
+
+        Raises:
+            NotFinite: there is one, which "reject" refuses.
+        """
+        for gradients in self.grads.values() if policy != "allow" else ():
+            if isfinite(gradients.sum()) or bool(gradients.isfinite().all()):
+                continue
+            if policy == "reject":
+                place = next(p for p in self.places if not bool(p.grad.isfinite().all()))
+                raise NotFinite(
+                    f"the gradient of {self.names[place.parameter]} has a NaN or an infinity, and "
+                    "was not exchanged. Lower the learning rate or clip the gradient, or make the "
+                    "optimizer with nonfinite='zero' or 'allow'"
+                )
+            gradients.nan_to_num_(0.0, 0.0, 0.0)
 
     def look(self) -> Written:
         """Take in what the loop has done since `settle`; return the parameters it has written to.

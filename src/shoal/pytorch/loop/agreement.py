@@ -24,7 +24,7 @@ def described(
     found = [("strategy", f"{strategy} {dict(settings)}")]
     for buffer, spans in sorted(flat.spans.items()):
         for number, span in enumerate(spans):
-            found.append((f"parameter {number} of {buffer}", span.name or f"row {span.start}"))
+            found.append((f"place {number} of {buffer}", span.name or f"row {span.start}"))
     found.append(("the optimizer", type(inner).__name__))
     for number, group in enumerate(inner.param_groups):
         for name, value in sorted(group.items()):
@@ -58,6 +58,24 @@ def agree(told: Described, rank: int, ranks: Sequence[int]) -> Generator[Any, An
         f"workers {first} and {other} do not train the same: {difference(one, two, first, other)}. "
         "All workers have to make the same model and the same optimizer"
     )
+
+
+def check_tables(names: Sequence[str], present: Sequence[str]) -> None:
+    """Compare this worker's tables of a model with those that the workers have declared together.
+
+    Args:
+        names: the tables of this worker.
+        present: the tables of this model in the run.
+
+    Raises:
+        InvalidValue: another worker has declared others.
+    """
+    if more := sorted({*present} - {*names}):
+        raise InvalidValue(
+            "workers do not train the same: this one has the tables "
+            f"{', '.join(sorted(names))}, and another one {', '.join(more)} (there is one for each "
+            "dtype and parameter group). All workers have to make the same model and optimizer"
+        )
 
 
 def difference(one: Described, two: Described, first: int, other: int) -> str:

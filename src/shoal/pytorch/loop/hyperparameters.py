@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shoal.errors import InvalidValue
+from shoal.strategies import Strategy
 from shoal.tables.from_torch import KERNEL_CHOICES
 
 
@@ -56,3 +57,22 @@ class FixedHyperparameters:
                         f"{name} is {group[name]!r} in this state, but was {value!r} when the "
                         f"optimizer was wrapped; wrap one with {name}={group[name]!r}"
                     )
+
+
+def norm_for(strategy: Strategy, clip_norm: float | None) -> float | None:
+    """The largest norm of the mean gradient, if a worker has that gradient to clip it.
+
+    Raises:
+        InvalidValue: servers average the gradients of several workers, or the norm is not above 0.
+    """
+    if clip_norm is None:
+        return None
+    if not clip_norm > 0:
+        raise InvalidValue(f"clip_norm is a number above 0, not {clip_norm}")
+    if strategy.options.workers > 1 and not strategy.on_workers:
+        raise InvalidValue(
+            f"strategy {strategy.name!r} averages gradients on servers, each of its own rows, so "
+            "that no worker has the mean gradient for clip_norm. Use strategy 'allreduce', or clip "
+            "each worker's gradient with shoal.clip_grad_norm_ before step"
+        )
+    return clip_norm

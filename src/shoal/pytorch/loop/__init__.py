@@ -1,0 +1,1 @@
+"""What a user's training loop does to a model, taken in by `shoal.Optimizer`."""

@@ -6,6 +6,7 @@ prefetch, push             one pull before and one push after a batch, for all t
 
 from __future__ import annotations
 
-from shoal.pytorch.embedding import Embedding, EmbeddingBag, prefetch, push
+from shoal.pytorch.embedding import Embedding, prefetch, push
+from shoal.pytorch.embedding_bag import EmbeddingBag
 
 __all__ = ["Embedding", "EmbeddingBag", "prefetch", "push"]

@@ -1,5 +1,8 @@
 """shoal.nn against torch.nn: the same rows, the same gradients, the same training."""
 
+import copy
+import io
+
 import pytest
 import torch
 
@@ -36,7 +39,9 @@ def asked(context, monkeypatch):
 def twin_of(ours):
     """torch's module with the same rows, and its optimizer."""
     kind = torch.nn.EmbeddingBag if isinstance(ours, shoal.nn.EmbeddingBag) else torch.nn.Embedding
-    mode = {"mode": ours.mode} if kind is torch.nn.EmbeddingBag else {}
+    mode = {}
+    if kind is torch.nn.EmbeddingBag:
+        mode = {"mode": ours.mode, "include_last_offset": ours.include_last_offset}
     twin = kind(ROWS, DIM, padding_idx=ours.padding_idx, **mode)
     with torch.no_grad():
         twin.weight.copy_(ours.client.pull(ours.spec.name, keys=range(ROWS)).wait())
@@ -271,8 +276,8 @@ def test_non_finite_gradients_and_invalid_modules_are_refused(context):
     for count, padding in ((0, None), (-5, None), (10, 10), (10, -11)):
         with pytest.raises(InvalidValue, match="num_embeddings"):
             shoal.nn.Embedding(count, DIM, padding, context=context)
-    with pytest.raises(InvalidValue, match="max"):
-        shoal.nn.EmbeddingBag(ROWS, DIM, mode="max", context=context)
+    with pytest.raises(InvalidValue, match="median"):
+        shoal.nn.EmbeddingBag(ROWS, DIM, mode="median", context=context)
     with pytest.raises(InvalidValue, match="int32"):
         shoal.nn.Embedding(ROWS, DIM, dtype=torch.int32, context=context)
 
@@ -310,3 +315,80 @@ def test_an_optimizer_pushes_the_gradients_of_embeddings(context):
 def test_rows_begin_small_enough_to_be_learnt(context):
     rows = shoal.nn.Embedding(None, 64, context=context)(torch.arange(64))
     assert abs(rows.std().item() - module.DEFAULT_STD) < 0.1 * module.DEFAULT_STD
+
+
+# --- what ordinary scripts do ----------------------------------------------------------------
+
+
+def test_rows_are_read_in_inference_mode(context):
+    ours = shoal.nn.Embedding(ROWS, DIM, access=ADAGRAD, table="inferred", context=context)
+    ids = torch.tensor([3, 5])
+    expected = ours(ids).detach()
+    with torch.inference_mode():
+        made_here = torch.tensor([3, 5])
+        assert torch.equal(ours(ids), expected)
+        assert torch.equal(ours(made_here), expected)
+    assert torch.equal(ours(made_here), expected)
+    assert not ours.pending
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_bags_take_maxima_and_a_last_offset_as_torchs_do(context, last):
+    ours = shoal.nn.EmbeddingBag(
+        ROWS, DIM, mode="max", include_last_offset=last, access=ADAGRAD, table=f"max{last}",
+        context=context,
+    )  # fmt: skip
+    twin, optimizer = twin_of(ours)
+    ids, offsets = torch.tensor([3, 5, 3, 7, 1]), torch.tensor([0, 2, 5][: 2 + last])
+    for _ in range(3):
+        train_both(ours, twin, optimizer, (ids, offsets))
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_module_begins_with_pretrained_rows(context, freeze):
+    rows = torch.randn(ROWS, DIM)
+    ours = shoal.nn.Embedding.from_pretrained(
+        rows, freeze, access=ADAGRAD, table=f"pretrained{freeze}", context=context
+    )
+    twin = torch.nn.Embedding.from_pretrained(rows.clone(), freeze)
+    optimizer = torch.optim.Adagrad([twin.weight], lr=0.3)
+    ids = torch.tensor([0, 3, ROWS - 1])
+    assert torch.equal(ours(ids), rows[ids])
+    for _ in range(2):
+        out = ours(ids)
+        assert out.requires_grad != freeze
+        if not freeze:
+            optimizer.zero_grad()
+            (twin(ids) ** 3).sum().backward()
+            optimizer.step()
+            (out**3).sum().backward()
+            shoal.nn.push(ours).wait()
+    torch.testing.assert_close(ours(ids), twin(ids))
+
+
+def test_pretrained_rows_are_a_matrix(context):
+    with pytest.raises(InvalidValue, match="matrix of rows, not \\(3,\\)"):
+        shoal.nn.Embedding.from_pretrained(torch.ones(3), context=context)
+
+
+def test_copies_and_pickles_are_refused_by_name(context):
+    ours = shoal.nn.Embedding(ROWS, DIM, table="uncopied", context=context)
+    for how in (copy.deepcopy, lambda each: torch.save(each, io.BytesIO())):
+        with pytest.raises(UsageError, match=r"'uncopied' are on servers.*shoal\.save"):
+            how(torch.nn.Sequential(ours))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_norm": 1.0}, "has no max_norm: rows are changed by their access method"),
+        ({"scale_grad_by_freq": True}, "has no scale_grad_by_freq"),
+        ({"_weight": torch.ones(3, 2)}, "has no _weight: use from_pretrained"),
+        ({"spares": True}, "has no option 'spares'"),
+    ],
+    ids=["max_norm", "scale", "weight", "unknown"],
+)
+def test_options_that_torch_has_are_refused_by_name(context, options, told):
+    with pytest.raises(InvalidValue, match=told):
+        shoal.nn.Embedding(ROWS, DIM, context=context, **options)
+    shoal.nn.Embedding(ROWS, DIM, sparse=True, max_norm=None, table="taken", context=context)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from shoal.client.sparse.exchanges import Batch, pull_op, push_op
 from shoal.errors import InvalidValue, UsageError
 from shoal.node.future import Future
 from shoal.protocol.requests import Exchange
-from shoal.pytorch.lookup import Lookup
+from shoal.pytorch.lookup import Lookup, version_of
 from shoal.tables.consistency import Consistency, asp
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.init import Init
@@ -33,6 +33,15 @@ from shoal.tables.spec import Access, TableSpec
 PENDING_MOST = 1000
 PENDING_USUAL = 2  # more are said once: the push was forgotten, or gradients are added up
 DEFAULT_STD = 0.05
+PUSH_ROWS = 1 << 16  # in one request
+NOT_HERE = {  # options of torch's modules, and why not
+    "max_norm": "rows are changed by their access method only",
+    "norm_type": "it belongs to max_norm",
+    "scale_grad_by_freq": "scale the loss instead",
+    "device": "rows are in the servers' memory",
+    "_weight": "use from_pretrained",
+    "_freeze": "use from_pretrained",
+}
 
 
 class Embedding(torch.nn.Module):
@@ -60,6 +69,11 @@ class Embedding(torch.nn.Module):
         evict: which row makes room for a new one: "lru", pushed least recently, or "lfu", pushed
             least frequently.
         context: the context of `shoal.init()` by default.
+        options: `sparse` is taken as torch has it: gradients are always sparse. torch's other
+            options are refused by name.
+
+    Attributes:
+        frozen: whether its rows are not trained (`from_pretrained`).
 
     Raises:
         InvalidValue: an argument out of its range; when called, an id out of range or no integer.
@@ -95,8 +109,10 @@ class Embedding(torch.nn.Module):
         max_rows: int = 0,
         evict: Literal["lru", "lfu"] = "lru",
         context: Context | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
+        _check_options(type(self).__name__, options)
         if num_embeddings is not None and num_embeddings < 1:
             raise InvalidValue(f"num_embeddings is None or at least 1, not {num_embeddings}")
         if padding_idx is not None and num_embeddings is not None:
@@ -126,6 +142,7 @@ class Embedding(torch.nn.Module):
         )
         self.spec = self.client.create_table(spec)
         self._warned = False
+        self.frozen = False
         self.pending: list[tuple[np.ndarray, Tensor]] = []  # keys, and rows that have gradients
         self._ahead: Lookup | None = None
         self._context.embeddings.add(self)
@@ -139,6 +156,55 @@ class Embedding(torch.nn.Module):
         """The rows of integer ids of any shape S, as (S, embedding_dim)."""
         lookup = self._look_up(ids)
         return functional.embedding(lookup.numbers, lookup.rows, lookup.padding)
+
+    @classmethod
+    def from_pretrained(
+        cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None, **options: Any
+    ) -> Self:
+        """A module with these rows. All workers call it; the lowest rank's rows go to the servers.
+
+        Args:
+            embeddings: (num_embeddings, embedding_dim) rows of ids from 0 on.
+            freeze: do not train them, as torch does by default.
+            padding_idx: id whose row is zero and never trained.
+            options: the other arguments of the module.
+
+        Raises:
+            InvalidValue: `embeddings` is no matrix.
+
+        Example:
+            >>> import shoal, torch
+            >>> context = shoal.init()
+            >>> rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+            >>> words = shoal.nn.Embedding.from_pretrained(rows, table="docs/pretrained")
+            >>> words(torch.tensor([1])).tolist()
+            [[3.0, 4.0]]
+        """
+        if embeddings.dim() != 2:
+            raise InvalidValue(f"embeddings are a matrix of rows, not {tuple(embeddings.shape)}")
+        made = cls(len(embeddings), embeddings.shape[1], padding_idx, **options)
+        client, rows = made.client, embeddings.detach().to(DTYPES[made.spec.dtype])
+        if client.rank == client.first_rank:
+            for start in range(0, len(rows), PUSH_ROWS):
+                some = rows[start : start + PUSH_ROWS].contiguous()
+                keys = range(start, start + len(some))
+                client.push(made.spec.name, some, keys, assign=True).wait()
+        client.barrier(f"{made.spec.name} pretrained")
+        made.frozen = freeze
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Embedding:
+        raise UsageError(self._not_copied("copied"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise UsageError(self._not_copied("pickled"))
+
+    def _not_copied(self, how: str) -> str:
+        return (
+            f"rows of table {self.spec.name!r} are on servers and cannot be {how} with the module: "
+            "shoal.save(model, folder) writes all of a model, and shoal.load reads it into another "
+            "one; a module with the same `table` shares the rows"
+        )
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
@@ -156,11 +222,11 @@ class Embedding(torch.nn.Module):
 
     def _look_up(self, ids: Tensor) -> Lookup:
         ahead = self._ahead
-        if ahead is None or ahead.ids is not ids or ahead.version != ids._version:
+        if ahead is None or ahead.ids is not ids or ahead.version != version_of(ids):
             prefetch((self, ids))
         lookup, self._ahead = self._ahead, None
         assert lookup is not None
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self.frozen:
             if len(self.pending) >= PENDING_MOST:
                 raise UsageError(
                     f"table {self.spec.name!r} has gradients of {PENDING_MOST} batches that were "
@@ -201,62 +267,6 @@ class Embedding(torch.nn.Module):
                     f"table {self.spec.name!r}: id {wrong} is not below num_embeddings={most}"
                 )
         return Lookup(ids, self.padding_idx)
-
-
-class EmbeddingBag(Embedding):
-    """`torch.nn.EmbeddingBag` with its rows in a sparse table: the sum or mean of each bag.
-
-    Call it with ids (bags, n), or with flat ids and the `offsets` (bags,) where each bag begins; it
-    returns (bags, embedding_dim). With `per_sample_weights`, shaped as the ids, a bag is the
-    weighted sum (mode "sum" only).
-
-    Args:
-        num_embeddings: as in `Embedding`.
-        embedding_dim: as in `Embedding`.
-        padding_idx: id that bags leave out.
-        mode: "sum" or "mean".
-        options: the other arguments of `Embedding`.
-
-    Raises:
-        InvalidValue: as `Embedding`, or another mode.
-        UsageError: as `Embedding`.
-
-    Example:
-        >>> import shoal, torch
-        >>> context = shoal.init()
-        >>> ones = shoal.Init("constant", 1.0)
-        >>> bags = shoal.nn.EmbeddingBag(None, 2, mode="sum", init=ones, table="docs/bags")
-        >>> bags(torch.tensor([[3, 99, 3], [1, 2, 3]])).tolist()
-        [[3.0, 3.0], [3.0, 3.0]]
-    """
-
-    def __init__(
-        self,
-        num_embeddings: int | None,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        *,
-        mode: Literal["sum", "mean"] = "mean",
-        **options: Any,
-    ) -> None:
-        if mode not in ("sum", "mean"):
-            raise InvalidValue(f"an EmbeddingBag's mode is 'sum' or 'mean', not {mode!r}")
-        super().__init__(num_embeddings, embedding_dim, padding_idx, **options)
-        self.mode = mode
-
-    def forward(
-        self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> Tensor:
-        """The bags' sums or means, (bags, embedding_dim)."""
-        lookup = self._look_up(ids)
-        return functional.embedding_bag(
-            lookup.numbers,
-            lookup.rows,
-            offsets,
-            mode=self.mode,
-            per_sample_weights=per_sample_weights,
-            padding_idx=lookup.padding,
-        )
 
 
 Wanted = tuple[Embedding, Tensor]
@@ -360,6 +370,16 @@ def _exchange(
         lookup.fill(finish())
         module._ahead = lookup
     return future
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse options of torch's modules that rows on servers do not have, if they are set."""
+    for option, value in options.items():
+        usual = not isinstance(value, Tensor) and value in (None, False, 2.0)
+        if option in NOT_HERE and not usual:
+            raise InvalidValue(f"shoal.nn.{name} has no {option}: {NOT_HERE[option]}")
+        if option not in NOT_HERE and option != "sparse":
+            raise InvalidValue(f"shoal.nn.{name} has no option {option!r}")
 
 
 def embeddings_of(modules: Iterable[torch.nn.Module]) -> list[Embedding]:

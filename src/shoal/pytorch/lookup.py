@@ -22,7 +22,7 @@ class Lookup:
 
     def __init__(self, ids: Tensor, padding_idx: int | None) -> None:
         self.ids = ids
-        self.version = ids._version
+        self.version = version_of(ids)
         flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
         self.keys, numbers = distinct(flat.view(np.uint64))
         self.padding: int | None = None
@@ -43,3 +43,8 @@ class Lookup:
         if self.padding is not None:
             rows = torch.cat([rows, rows.new_zeros((1, rows.shape[1]))])
         self.rows = rows
+
+
+def version_of(ids: Tensor) -> int:
+    """torch's count of writes to a tensor; inference tensors, which have none, do not change."""
+    return 0 if ids.is_inference() else ids._version

@@ -16,13 +16,12 @@ import msgspec
 import torch
 
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownFormat
-from shoal.pytorch.embedding import Embedding
+from shoal.pytorch.embedding import PUSH_ROWS, Embedding
 from shoal.storage.files import damaged, make_folder
 from shoal.storage.verified import read_told, read_verified, write_verified
 
 MODEL = "model.safetensors"
 EMBEDDINGS = "embeddings"  # in its metadata
-PUSH_ROWS = 1 << 16
 
 
 class SavedRows(msgspec.Struct, frozen=True):

@@ -91,6 +91,7 @@ class WeightedMean:
         told = share, float(lacks), float(flag), float(woken)
         found = {}
         for group in self._used:
+            self._clear(group, absent)
             yield from _reduce(group, share, told, rates)
             weight, lacking, flagged, waking, rate = group.tail.tolist()
             if weight:
@@ -98,6 +99,7 @@ class WeightedMean:
         groups = self._used
         if waking:
             for group in self._idle:
+                self._clear(group, absent)
                 yield from _reduce(group, share, told, rates)
             groups = [*self._used, *self._idle]
         if weight and (lacking or waking):
@@ -132,6 +134,13 @@ class WeightedMean:
             if nobody:
                 found[group.buffer] = tuple(nobody)
         return found if len(groups) > len(self._used) else {**found, **self._left_out}
+
+    def _clear(self, group: _Group, absent: Numbers) -> None:
+        """Zero the places of absent parameters, which may have the mean of an earlier step."""
+        spans = self._spans[group.buffer] if group.buffer in absent else ()
+        for number in absent[group.buffer] if spans else ():
+            stop = spans[number + 1].start if number + 1 < len(spans) else None
+            group.values[spans[number].start : stop].zero_()
 
     def _numbers(self, group: _Group) -> tuple[int, ...]:
         return tuple(range(len(self._spans[group.buffer])))

@@ -22,7 +22,8 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.tables import bias_options, factor_options, linear_options
 from shoal.client.context import Context
 from shoal.errors import InvalidValue
-from shoal.pytorch.embedding import Embedding, EmbeddingBag, Wanted, prefetch, push
+from shoal.pytorch.embedding import Embedding, Wanted, prefetch, push
+from shoal.pytorch.embedding_bag import EmbeddingBag
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.pytorch.optimizer import Optimizer
 from shoal.storage.shards import SavedShards

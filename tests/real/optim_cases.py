@@ -85,7 +85,7 @@ def goes_on_where_a_layer_has_no_gradient(info, options, wrapped):
 def does_nothing_without_gradients(info, options, wrapped):
     one = Trained(info, options, wrapped).train(2)
     before = one.values
-    if not one.kind.__name__ == "LBFGS":
+    if one.kind.__name__ != "LBFGS":
         one.optimizer.zero_grad()
         one.optimizer.step()
         assert torch.equal(one.values, before)

@@ -240,9 +240,7 @@ found(steps, total(model.weight))
 """
 
 
-@pytest.mark.parametrize(
-    "strategy", ["sync", "asgd", "allreduce", "diloco", "p2p"]
-)
+@pytest.mark.parametrize("strategy", ["sync", "asgd", "allreduce", "diloco", "p2p"])
 def test_uneven_data_end_well(tmp_path, strategy):
     (one, other), printed = run(tmp_path, UNEVEN.replace("FLUSH", "optimizer.flush()"), strategy)
     assert (one[0], other[0]) == (6, 4)

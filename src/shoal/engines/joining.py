@@ -22,6 +22,7 @@ from shoal.engines.local import LocalEngine
 from shoal.engines.torchrun import gather
 from shoal.errors import InvalidValue
 from shoal.factories import importable, main_script, refuse_while_importing
+from shoal.node.memory import keep_memory
 from shoal.protocol.worker.options import OnTimeout
 
 Number = TypeVar("Number", int, float)
@@ -119,6 +120,7 @@ def init(
         group_size=group_size,
         namespace=namespace,
     )
+    keep_memory()
     try:
         client = Client(address, options, engine.check if engine is not None else lambda: None)
     except BaseException:

@@ -13,15 +13,14 @@ from torch.nn.utils import clip_grad_norm_ as clip
 
 from shoal.client.context import Context, current
 from shoal.errors import UnknownName, UsageError
+from shoal.pytorch import optimizer_state as states
 from shoal.pytorch.loop.hyperparameters import FixedHyperparameters, norm_for
 from shoal.pytorch.loop.loop_model import LoopModel
 from shoal.pytorch.loop.module_state import Buffers, ModuleState
 from shoal.pytorch.loop.shared_training import SharedTraining
-from shoal.pytorch.optimizer_state import StateOnServers, StateOnWorkers, loaded
 from shoal.strategies import Strategy, StrategyOptions, strategies
 from shoal.strategies.base import Numbers
 from shoal.tables.from_torch import from_torch
-from shoal.tables.methods import make
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -138,13 +137,7 @@ class Optimizer(torch.optim.Optimizer):
             nonfinite=nonfinite,
         )
         self._strategy = made = cast(Any, kind(options))
-        self._state: StateOnServers | StateOnWorkers
-        if kind.on_workers:
-            one_for_all = kind.in_step and not kind.uses_servers  # allreduce
-            self._state = StateOnWorkers(inner, self._model, made, one_for_all)
-        else:
-            methods = {buffer: make(access) for buffer, access in of_buffers.items()}
-            self._state = StateOnServers(inner, self._model, made, methods)
+        self._state = states.state_of(inner, self._model, made, of_buffers)
         made.check_losses(self._context.on_worker_loss, self._context.client.options.on_timeout)
         self._clip_norm = norm_for(made, clip_norm)
         others = ModuleState(module, self._model, buffers)
@@ -376,7 +369,8 @@ class Optimizer(torch.optim.Optimizer):
         context = self._context
         if self._strategy.uses_servers and self._group_of_tables() != context.client.options.group:
             raise UsageError("another group trains these parameters: only its workers load a state")
-        other = loaded(self._inner, state_dict)
+        given = states.before_load(self, state_dict)
+        other = states.loaded(self._inner, given)
         if self._fixed is not None:
             self._fixed.check_state(other.param_groups)
         self._state.check(other)
@@ -385,9 +379,10 @@ class Optimizer(torch.optim.Optimizer):
         context.client.drive(self._state.write(other, context.client.rank == writer))
         if writer not in {member.rank for member in context.client.view.workers}:
             raise UsageError(f"worker {writer} was lost while it wrote the state; load it again")
-        for group, given in zip(self.param_groups, other.param_groups, strict=True):
-            group.update({name: value for name, value in given.items() if name != "params"})
+        for group, new in zip(self.param_groups, other.param_groups, strict=True):
+            group.update({name: value for name, value in new.items() if name != "params"})
         self._model.settle()
+        states.after_load(self)
 
     def _group_of_tables(self) -> str:
         client = self._context.client

@@ -23,6 +23,8 @@ from shoal.strategies.local_updates import LocalUpdates
 from shoal.strategies.p2p import PeerToPeer
 from shoal.strategies.servers import OptimizerState, ServerStrategy
 from shoal.tables.access import AccessMethod
+from shoal.tables.methods import make
+from shoal.tables.spec import Access
 
 TORCH_NAMES = {"momentum": "momentum_buffer"}  # of slots; the others are called as in torch
 Dict = dict[str, Any]
@@ -103,6 +105,20 @@ def loaded(inner: torch.optim.Optimizer, state_dict: Dict) -> torch.optim.Optimi
             f"this is no state_dict of {type(inner).__name__} with these parameters: {error}"
         ) from error
     return copied
+
+
+def before_load(optimizer: Any, state_dict: Dict) -> Dict:
+    """Call torch's hooks before a state is loaded; return the state that they leave."""
+    for hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
+        found = hook(optimizer, state_dict)
+        state_dict = state_dict if found is None else found
+    return state_dict
+
+
+def after_load(optimizer: Any) -> None:
+    """Call the hooks that torch calls after a state was loaded."""
+    for hook in optimizer._optimizer_load_state_dict_post_hooks.values():
+        hook(optimizer)
 
 
 class StateOnServers:
@@ -191,3 +207,16 @@ class StateOnWorkers:
         packed = other.state_dict()
         state = yield from spread(packed["state"], writes)
         self._inner.state = loaded(self._inner, {**packed, "state": state}).state
+
+
+def state_of(
+    inner: torch.optim.Optimizer,
+    flat: FlatParams,
+    strategy: Any,
+    accesses: Mapping[str, Access],
+) -> StateOnServers | StateOnWorkers:
+    """Where the state of an optimizer is, by the strategy; `accesses`: by buffer, of servers."""
+    if strategy.on_workers:
+        return StateOnWorkers(inner, flat, strategy, one_for_all=strategy.sends_gradients)
+    methods = {buffer: make(access) for buffer, access in accesses.items()}
+    return StateOnServers(inner, flat, strategy, methods)

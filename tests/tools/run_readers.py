@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal import errors
 from shoal.apps.chaos.write_log import judge
-from shoal.apps.ctr.columns import TableReader
+from shoal.apps.ctr.columns.reader import TableReader
 from shoal.apps.ctr.command import _tables as tables_in_events
 from shoal.apps.ctr.predicting import spec_of
 from shoal.apps.ctr.readers import Reader

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shoal.apps.ctr.columns import SUFFIXES, Columns, TableReader
+from shoal.apps.ctr.columns.reader import SUFFIXES, Columns, TableReader
 from shoal.apps.ctr.readers import (
     Batch,
     Parser,

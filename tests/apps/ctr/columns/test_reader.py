@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
-from shoal.apps.ctr.columns import TableReader
+from shoal.apps.ctr.columns.reader import TableReader
 from shoal.apps.ctr.sources import batch_of
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue

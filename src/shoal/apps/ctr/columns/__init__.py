@@ -1,0 +1,1 @@
+"""Rows with named columns: CSV, Parquet, tables in memory."""

@@ -126,8 +126,8 @@ def run_ctr(
     started_at = time.time() if started_at is None else started_at
     passed = resumed_at(spec.resume, spec.resume_at, trust)
     if spec.train:
-        check_trainable(spec, spec.train)
         spec = Source(spec, spec.train).described()  # what all is read and predicted with
+        check_trainable(spec, spec.train)
     else:
         if spec.format not in ("auto", "dummy"):
             raise InvalidValue(f"--format {spec.format} needs a training file: the sample is dummy")

@@ -10,15 +10,9 @@ import msgspec
 import numpy as np
 
 from shoal.apps.ctr.columns.reader import SUFFIXES, Columns, TableReader
-from shoal.apps.ctr.readers import (
-    Batch,
-    Parser,
-    Reader,
-    guess,
-    has_labels,
-    hashed,
-    text_format,
-)
+from shoal.apps.ctr.formats import guess, has_labels, text_format
+from shoal.apps.ctr.labels import classes_of, with_classes
+from shoal.apps.ctr.readers import Batch, Parser, Reader, hashed
 from shoal.apps.ctr.shuffling import joined
 from shoal.apps.ctr.spec import CtrSpec, Format
 from shoal.data.readers import FLOAT32_MAX
@@ -57,6 +51,8 @@ class Source:
     ) -> None:
         self.files = files_of(path)
         self.kind: Format = format_of(self.files[0], spec)
+        if spec.format == "auto" and self.kind in TEXTS:
+            spec = with_classes(spec, self.files[0])
         self._spec = spec
         self._share = share
         self._lines_labelled = labelled
@@ -79,7 +75,10 @@ class Source:
         return next(iter(self._open(self.files[0])))
 
     def described(self) -> CtrSpec:
-        """The specification with the format, and the columns of a table, that were found."""
+        """The specification with what was found of the training file: the format, the labels of
+        lines, and the columns of a table."""
+        if self.kind in TEXTS:
+            self._spec = with_classes(self._spec, self.files[0])
         reader = self._open(self.files[0])
         found = msgspec.structs.replace(self._spec, format=self.kind)
         if isinstance(reader, TableReader):
@@ -102,7 +101,8 @@ class Source:
             left = msgspec.structs.replace(spec, skip_bad_lines=max(skip, 0))
             return TableReader(file, self.kind, left, self._share, self._advice)
         common = spec.batch_size, self.kind, spec.hash_bits, self._share, max(skip, 0)
-        return Reader(file, *common, self._lines_labelled, self._advice)
+        classes = classes_of(msgspec.structs.replace(spec, format=self.kind))
+        return Reader(file, *common, self._lines_labelled, self._advice, classes)
 
 
 def format_of(path: Path, spec: CtrSpec) -> Format:
@@ -207,7 +207,9 @@ def _of_lines(spec: CtrSpec, rows: Sequence[str], labelled: bool | None) -> Batc
     block = "".join(row.removesuffix("\n") + "\n" for row in rows).encode()
     if labelled is None:
         labelled = has_labels(block.splitlines(), spec.format)
-    parser = Parser("rows", len(rows), spec.format, spec.hash_bits, labelled=labelled)
+    parser = Parser(
+        "rows", len(rows), spec.format, spec.hash_bits, labelled=labelled, classes=classes_of(spec)
+    )
     batch = joined(list(parser.batches([block])))
     if len(batch) != len(rows):
         raise InvalidValue(f"{len(rows)} lines have {len(batch)} rows: each has to be a row")

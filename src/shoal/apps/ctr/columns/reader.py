@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from shoal.apps.ctr.readers import LABELS, Batch, hashed
+from shoal.apps.ctr.readers import Batch, hashed
 from shoal.apps.ctr.shuffling import cut, joined
 from shoal.apps.ctr.spec import CtrSpec, Format
 from shoal.data.streams import opened
@@ -23,6 +23,7 @@ from shoal.errors import DataCorrupt, InvalidValue
 if TYPE_CHECKING:
     import pyarrow
 
+LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": -1.0, "1.0": 1.0, "0.0": 0.0, "-1.0": -1.0}
 READ_ROWS = 1 << 15
 READ_BYTES = 1 << 20
 SUFFIXES: dict[str, Format] = {
@@ -203,8 +204,13 @@ class Columns:
         wanted = self._spec.positive
         found = []
         for value in values:
-            if wanted:
+            if wanted and (value == wanted or self._spec.negative in ("", value)):
                 found.append(float(value == wanted))
+            elif wanted:
+                raise DataCorrupt(
+                    f"{self._name}: column {self.label!r}: expected a label of {wanted!r} or "
+                    f"{self._spec.negative!r}, not {value!r:.30}"
+                )
             elif value in LABELS:
                 found.append(float(LABELS[value] > 0))
             elif value in TRUE or value in FALSE:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from shoal import factories as imports
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
-from shoal.apps.ctr.predicting import APPLICATION, spec_of
+from shoal.apps.ctr.predicting import job_text, spec_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.sources import Source, check_alike, check_trainable
@@ -26,7 +26,7 @@ from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue
-from shoal.jobs.spec import converted, dump_job
+from shoal.jobs.spec import converted
 from shoal.reports.events import read_events
 from shoal.reports.live import Live, progress_console
 from shoal.storage.run_folder import RunFolder, shard_files
@@ -139,13 +139,15 @@ def run_ctr(
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
     if spec.init:
         shard_files(Path(spec.init))
+        if RunFolder(Path(spec.init)).job.exists():
+            spec_of(Path(spec.init))  # its keys are those of this run
     folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}")
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)
         spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
     if spec.model == "deepfm" and not spec.fields:
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
-    folder.write_job(dump_job(spec, APPLICATION))
+    folder.write_job(job_text(spec))
     with LocalEngine(folder) as engine:
         cluster = run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE)
         workers = worker_tasks(

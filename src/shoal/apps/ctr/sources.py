@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from shoal.apps.ctr.columns.reader import SUFFIXES, Columns, TableReader
+from shoal.apps.ctr.columns.files import SUFFIXES
+from shoal.apps.ctr.columns.frames import batch_of_table, is_table
+from shoal.apps.ctr.columns.reader import TableReader
+from shoal.apps.ctr.columns.values import ColumnKeys
 from shoal.apps.ctr.formats import guess, has_labels, text_format
 from shoal.apps.ctr.labels import classes_of, with_classes
 from shoal.apps.ctr.readers import Batch, Parser, Reader, hashed
@@ -23,7 +26,6 @@ TEXTS, TABLES = ("libsvm", "dummy"), ("csv", "parquet")
 LIKE = (TEXTS, TABLES, ("criteo",))  # formats in which the same rows have the same keys
 SKIP = " (--skip-bad-lines N leaves out up to N such lines)"
 UNLABELLED = " (--unlabelled says that lines have no label)"
-ARROW = "__arrow_c_stream__"  # tables of pyarrow, pandas (2.2 and later), polars and others have it
 
 
 class Source:
@@ -58,6 +60,7 @@ class Source:
         self._lines_labelled = labelled
         self._advice = "" if spec.skip_bad_lines else advice
         self._readers: list[Reader | TableReader] = []
+        self.keys: dict[str, ColumnKeys] = {}  # of a table's columns of categories
 
     @property
     def skipped(self) -> int:
@@ -66,7 +69,7 @@ class Source:
 
     def __iter__(self) -> Iterator[Batch]:
         for file in self.files:
-            reader = self._open(file)
+            reader = self._open(file, self.keys)
             self._readers.append(reader)
             yield from reader
 
@@ -95,11 +98,11 @@ class Source:
         reader = self._open(self.files[0])
         return reader.columns.labelled if isinstance(reader, TableReader) else self._lines_labelled
 
-    def _open(self, file: Path) -> Reader | TableReader:
+    def _open(self, file: Path, keys: dict[str, ColumnKeys] | None = None) -> Reader | TableReader:
         spec, skip = self._spec, self._spec.skip_bad_lines - self.skipped
         if self.kind in TABLES:
             left = msgspec.structs.replace(spec, skip_bad_lines=max(skip, 0))
-            return TableReader(file, self.kind, left, self._share, self._advice)
+            return TableReader(file, self.kind, left, self._share, self._advice, keys)
         common = spec.batch_size, self.kind, spec.hash_bits, self._share, max(skip, 0)
         classes = classes_of(msgspec.structs.replace(spec, format=self.kind))
         return Reader(file, *common, self._lines_labelled, self._advice, classes)
@@ -194,7 +197,7 @@ def batch_of(spec: CtrSpec, rows: object, labelled: bool | None = None) -> Batch
         return _of_lines(spec, listed, labelled)
     if hasattr(rows, "tocsr"):
         return _of_matrix(spec, rows)
-    if isinstance(rows, Mapping) or hasattr(rows, ARROW):
+    if is_table(rows):
         return _of_table(spec, rows)
     raise InvalidValue(
         f"rows are a list of lines, a sparse matrix of scipy or a table, not {type(rows).__name__}"
@@ -234,19 +237,4 @@ def _of_matrix(spec: CtrSpec, rows: Any) -> Batch:
 def _of_table(spec: CtrSpec, rows: Any) -> Batch:
     if spec.format not in TABLES:
         raise InvalidValue(f"the run was trained on {spec.format}: give it lines, not a table")
-    import pyarrow
-
-    values = rows.values() if isinstance(rows, Mapping) else ()
-    try:
-        if any(isinstance(each, str | bytes) for each in values):  # of characters
-            raise TypeError("got text")
-        table = pyarrow.table(rows)
-    except pyarrow.ArrowException as error:
-        raise DataCorrupt(f"rows: {error}") from None
-    except (TypeError, ValueError) as error:
-        raise InvalidValue(f"rows: a column is a list of values: {error}") from None
-    columns = Columns(spec, table.schema, "rows")
-    parts = [columns.encoded(part) for part in table.to_batches() if part.num_rows]
-    if not parts:
-        raise DataCorrupt("rows: no rows")
-    return joined(parts)
+    return batch_of_table(spec, rows)

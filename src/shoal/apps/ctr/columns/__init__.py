@@ -1,1 +1,11 @@
-"""Rows with named columns: CSV, Parquet, tables in memory."""
+"""Rows with named columns: CSV, Parquet, tables in memory.
+
+keys.py      the rule: a column and a value -> a key; public as `shoal.ctr.key`
+arrays.py    whole columns of pyarrow, as texts and numbers
+values.py    the texts that a run has seen, with their keys
+encoding.py  the columns that count -> batches of keys
+files.py     CSV and Parquet files, in parts
+reader.py    files -> batches of keys
+frames.py    tables of callers -> batches of keys
+names.py     the column and the value of each key that an exported table has
+"""

@@ -34,7 +34,11 @@ def run(tmp_path_factory):
             rows.writerow([city, f"00{number % 4}12", number % 2 == 0, price, f"s{number}",
                            1990 + number % 30, click])  # fmt: skip
     options = {"label": "clicked", "l1": 0, "model": "fm", "checkpoint_every": 2, "servers": 2}
-    return shoal.ctr.train(folder / "rows.csv", out=str(folder / "runs"), **options, workers=2)
+    with pytest.warns(UserWarning) as warned:  # noqa: PT030  they are compared
+        result = shoal.ctr.train(
+            folder / "rows.csv", out=str(folder / "runs"), **options, workers=2
+        )
+    return result, [str(each.message) for each in warned]
 
 
 def names_in(path):
@@ -43,10 +47,21 @@ def names_in(path):
 
 
 @pytest.mark.real
+def test_columns_that_are_no_features_are_warned_of(run):
+    result, warned = run
+    ids = [text for text in warned if "values of these columns occur once: session (600 v" in text]
+    codes = [text for text in warned if "look like codes or ids" in text]
+    assert len(ids) == len(codes) == 1
+    assert "year (30 values of similar size)" in codes[0]
+    assert '--categorical "city,zip,flag" --numeric "price,year"' in ids[0]
+    assert warned == result.metrics["warnings"]
+
+
+@pytest.mark.real
 @pytest.mark.parametrize("form", ["safetensors", "text"])
 @pytest.mark.parametrize("of", ["run", "shards", "checkpoint"])
 def test_every_key_of_a_model_has_its_column_and_value(tmp_path, run, form, of):
-    folder = run.run_dir
+    folder = run[0].run_dir
     if of == "shards":
         folder = RunFolder(folder).shards
     if of == "checkpoint":
@@ -73,16 +88,16 @@ def test_every_key_of_a_model_has_its_column_and_value(tmp_path, run, form, of):
 
 @pytest.mark.real
 def test_what_a_worker_has_not_kept_is_said(tmp_path, run, monkeypatch, caplog):
-    seen = values.read_seen(RunFolder(run.run_dir).values(0))
+    seen = values.read_seen(RunFolder(run[0].run_dir).values(0))
     assert all(each.all for each in seen.values())
     column = values.ColumnKeys("city", 1)
     column.of(["Oslo", "Bern"])
-    path = RunFolder(run.run_dir).values(0)
+    path = RunFolder(run[0].run_dir).values(0)
     before = path.read_bytes()
     try:
         values.write_seen(path, {"city": column})
         with caplog.at_level(logging.WARNING, "shoal"):
-            *_, names = export(run.run_dir, "safetensors", tmp_path / "m.safetensors")
+            *_, names = export(run[0].run_dir, "safetensors", tmp_path / "m.safetensors")
     finally:
         path.write_bytes(before)
     assert f"{names} lacks values of city" in caplog.text
@@ -90,12 +105,12 @@ def test_what_a_worker_has_not_kept_is_said(tmp_path, run, monkeypatch, caplog):
 
 @pytest.mark.real
 def test_tables_of_a_run_with_keys_of_another_rule_are_refused(tmp_path, run):
-    job = RunFolder(run.run_dir).job
+    job = RunFolder(run[0].run_dir).job
     before = job.read_text()
     try:
         job.write_text(before.replace("key_rule = 2\n", ""))
         with pytest.raises(UnknownFormat, match="the run's keys follow rule 1"):
-            export(run.run_dir, "safetensors", tmp_path / "m.safetensors")
+            export(run[0].run_dir, "safetensors", tmp_path / "m.safetensors")
         assert not list(tmp_path.iterdir())
     finally:
         job.write_text(before)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from shoal.apps.ctr.columns.doubts import codes_among_numbers
 from shoal.apps.ctr.columns.files import SUFFIXES
 from shoal.apps.ctr.columns.frames import batch_of_table, is_table
 from shoal.apps.ctr.columns.reader import TableReader
@@ -91,6 +92,14 @@ class Source:
             }
             found = msgspec.structs.replace(found, label=reader.columns.label, **columns)
         return found
+
+    def doubts(self) -> list[str]:
+        """Warnings of columns of the first file that were chosen by their types."""
+        reader = self._open(self.files[0])
+        if not isinstance(reader, TableReader) or not reader.columns.chosen:
+            return []
+        first = next(reader.tables(), None)
+        return [] if first is None else codes_among_numbers(reader.columns, first)
 
     @property
     def labelled(self) -> bool:

@@ -7,5 +7,6 @@ encoding.py  the columns that count -> batches of keys
 files.py     CSV and Parquet files, in parts
 reader.py    files -> batches of keys
 frames.py    tables of callers -> batches of keys
+doubts.py    warnings of columns that are no features as they are
 names.py     the column and the value of each key that an exported table has
 """

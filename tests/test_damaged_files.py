@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = 465  # fifteen of each kind
+FILES = 480  # fifteen of each kind
 
 
 @pytest.fixture(scope="module")

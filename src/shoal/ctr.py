@@ -2,6 +2,7 @@
 
 train      train one, as `shoal train ctr`
 Scorer     predict with one, while it is trained or afterwards
+key        the key of a value of a named column: the row that it has in the model's tables
 
 Example:
     >>> result = shoal.ctr.train("train.libsvm", test="test.libsvm")  # doctest: +SKIP
@@ -11,7 +12,8 @@ Example:
 
 from __future__ import annotations
 
+from shoal.apps.ctr.columns.keys import key
 from shoal.apps.ctr.command import train
 from shoal.apps.ctr.predicting import Scorer
 
-__all__ = ["Scorer", "train"]
+__all__ = ["Scorer", "key", "train"]

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.apps.ctr.readers import Reader, guess
+from shoal.apps.ctr.formats import guess
+from shoal.apps.ctr.readers import Reader
 from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.vectors import pairs_in, questions_in
 from shoal.data import streams

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from shoal.apps.ctr.columns.values import ColumnKeys, write_seen
 from shoal.apps.ctr.scores import Scores
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.train import setup as train_setup
@@ -80,6 +81,9 @@ def write_files(folder: Path) -> None:
             (*figures, "bytes_pushed", "bytes_pulled", "bytes_sent", "bytes_received"), 1 + rank
         )
         run.write_result(rank, numbers)
+    column = ColumnKeys("city", 10)
+    column.of(["Oslo", "São Paulo", "007"])
+    write_seen(run.values(0), {"city": column})
     run.error("worker-0").write_text(
         json.dumps({"type": "DataCorrupt", "message": "text", "story": ["1.0 a", "2.0 b"]})
     )

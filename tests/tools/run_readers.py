@@ -16,7 +16,8 @@ from torch import Tensor
 
 from shoal import errors
 from shoal.apps.chaos.write_log import judge
-from shoal.apps.ctr.columns import TableReader
+from shoal.apps.ctr.columns.reader import TableReader
+from shoal.apps.ctr.columns.values import read_seen
 from shoal.apps.ctr.command import _tables as tables_in_events
 from shoal.apps.ctr.predicting import spec_of
 from shoal.apps.ctr.readers import Reader
@@ -281,6 +282,7 @@ KINDS: dict[str, Kind] = {
     "result": Kind(
         "workers/*/result.json", (of_run(lambda run: summarise(JOB, RunFolder(run), 0.0)),)
     ),
+    "texts of categories": Kind("workers/0/values.json", (of_file(read_seen),)),
     "report of an error": Kind("logs/*.error", (of_file(reported_error),)),
     "address": Kind("scheduler", (of_run(lambda run: read_address(RunFolder(run))),)),
     "token": Kind("token", (of_run(lambda run: token_at(str(run))),)),

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shoal.apps.ctr.columns.names import names_of, write_names
+from shoal.apps.ctr.columns.values import TEXTS_MOST, merged, read_seen
+from shoal.apps.ctr.predicting import is_of_ctr, spec_of
+from shoal.apps.ctr.sources import TABLES
+from shoal.apps.ctr.spec import CtrSpec
 from shoal.errors import InvalidValue
 from shoal.storage.files import make_folder, write_whole
+from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.tables.custom.calls import Pairs
+
+log = logging.getLogger("shoal")
+CLICKS = {"bias", "linear"}  # tables that every model of clicks has
+KEYED = ("linear", "factors")  # those of its tables with a row for each key
 
 
 def export(run: Path, form: str, out: Path | None) -> list[Path]:
@@ -20,20 +32,30 @@ def export(run: Path, form: str, out: Path | None) -> list[Path]:
 
     form:  `safetensors`, one file: a dense table by its name, a sparse one as NAME.keys (uint64
            bits as int64) and NAME.rows, a custom one as NAME.keys, .values and .lens; or `text`,
-           a file per table: a key and its row in a line
+           a file per table: a key and its row in a line. Of a model of clicks on named columns a
+           CSV file beside them, FILE.keys.csv or keys.csv, has the column and the value of keys
     out:   the file, or the folder of text files; in the run's folder by default
 
     Raises:
         DataMissing, DataCorrupt: no run that has left its shards
+        UnknownFormat: the run's keys follow another rule than `shoal.ctr.key`
         InvalidValue: a file that cannot be written
     """
     saved = SavedShards(run)
+    clicks = _run_on_columns(run, saved)
     try:
         if form == "safetensors":
-            return [_as_tensors(saved, out or run / "export.safetensors")]
-        folder = out or run / "export"
-        make_folder(folder)
-        return [_as_text(saved, name, folder / f"{_plain(name)}.txt") for name in saved.tables]
+            path = out or run / "export.safetensors"
+            found, names = [_as_tensors(saved, path)], path.with_suffix(".keys.csv")
+        else:
+            folder = out or run / "export"
+            make_folder(folder)
+            found = [_as_text(saved, name, folder / f"{_plain(name)}.txt") for name in saved.tables]
+            names = folder / "keys.csv"
+        if clicks is not None:
+            _write_names(*clicks, saved, names)
+            found.append(names)
+        return found
     except OSError as error:
         raise InvalidValue(f"cannot write there: {error}") from None
 
@@ -69,5 +91,32 @@ def _rows(table: dict[str, Tensor]) -> Iterator[tuple[int, list[float]]]:
         pairs = Pairs(keys, table["values"].numpy(), table["lens"].numpy())
         yield from ((key, values.tolist()) for key, values in pairs)
         return
-    rows = table["rows"].reshape(len(table["rows"]), -1).tolist()
+    count = len(table["rows"])
+    rows = table["rows"].reshape(count, -1).tolist() if count else []
     yield from zip(range(len(rows)) if keys is None else keys.tolist(), rows, strict=True)
+
+
+def _run_on_columns(run: Path, saved: SavedShards) -> tuple[RunFolder, CtrSpec] | None:
+    """Return the folder and options of a click model on named columns; None for another run."""
+    places = map(RunFolder, (run, run.parent, run.parent.parent))  # of shards or a checkpoint, too
+    folder = next((each for each in places if each.job.is_file()), None)
+    if folder is None or not saved.tables.keys() >= CLICKS or not is_of_ctr(folder.path):
+        return None
+    spec = spec_of(folder.path)
+    return (folder, spec) if spec.format in TABLES else None
+
+
+def _write_names(folder: RunFolder, spec: CtrSpec, saved: SavedShards, path: Path) -> None:
+    """Write the column and the value of the keys of the run's tables."""
+    seen = merged([read_seen(folder.values(rank)) for rank in range(spec.workers)])
+    partly = ", ".join(name for name, each in seen.items() if not each.all)
+    if partly:
+        log.warning(
+            "%s lacks values of %s: each worker keeps %d at most; shoal.ctr.key has the key of any",
+            path,
+            partly,
+            TEXTS_MOST,
+        )
+    keys = [saved.merged(name)["keys"].numpy() for name in saved.tables if name in KEYED]
+    known = np.unique(np.concatenate(keys).view(np.uint64))
+    write_names(path, names_of(spec, seen, known))

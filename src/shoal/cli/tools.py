@@ -187,7 +187,11 @@ def checkpoint(run: str, timeout_s: float, token: str, as_json: bool) -> None:
 )
 @option("--out", default="", help="file, or folder of text files; in the run's folder if not given")
 def export(run: str, form: str, out: str) -> None:
-    """Write the tables of the run in folder RUN, sparse ones with their keys."""
+    """Write the tables of the run in folder RUN, sparse ones with their keys.
+
+    For a model of `shoal train ctr` on CSV or Parquet, a CSV file beside them lists the column and
+    the value of the keys.
+    """
     from shoal.apps.export import export as export_run
 
     for path in export_run(Path(run), form, Path(out) if out else None):

@@ -8,6 +8,7 @@ CHUNK_BYTES.
 from __future__ import annotations
 
 import io
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,15 @@ CHUNK_BYTES = 8 << 10  # of compressed data, each byte of which holds 1032 bytes
 DAMAGE_BYTES = 512  # to within which damage of compressed data is found
 GLOB = "*?["
 GZIP = b"\x1f\x8b"  # what such a file begins with
+PACKED = {  # what files that are compressed otherwise begin with
+    "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
+    "xz": re.compile(rb"\xfd7zXZ\0"),
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
+    "zip": re.compile(rb"PK\x03\x04"),
+}
+PACKED_BYTES = 10  # that tell
+UTF8_MARK = b"\xef\xbb\xbf"  # byte-order marks
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def corrupt(path: Path, problem: str, *, byte: int) -> NoReturn:
@@ -56,13 +66,32 @@ def opened(path: Path) -> IO[bytes]:
 
     Raises:
         DataMissing: it cannot be opened
+        DataCorrupt: it is compressed, and not by gzip
     """
     try:
         file = path.open("rb")
-        packed = file.peek(len(GZIP)).startswith(GZIP)
+        start = file.peek(PACKED_BYTES)
     except OSError as error:
         raise DataMissing(f"{path}: cannot be read ({error.strerror})") from None
-    return io.BufferedReader(Gunzip(path, file), BLOCK_BYTES) if packed else file
+    for name, mark in PACKED.items():
+        if mark.match(start):
+            file.close()
+            raise DataCorrupt(f"{path}: it is compressed by {name}; decompress it, or use gzip")
+    gzipped = start.startswith(GZIP)
+    return io.BufferedReader(Gunzip(path, file), BLOCK_BYTES) if gzipped else file
+
+
+def unmarked(path: Path, start: bytes) -> bytes:
+    """Return the first bytes of a text in UTF-8 without a byte-order mark.
+
+    Raises:
+        DataCorrupt: the mark is that of UTF-16
+    """
+    if start.startswith(UTF16_MARKS):
+        raise DataCorrupt(
+            f"{path}: line 1: the text is in UTF-16; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)"
+        )
+    return start.removeprefix(UTF8_MARK)
 
 
 def is_gunzipped(file: IO[bytes]) -> bool:

@@ -9,6 +9,7 @@ checkpoints/CLOCK/shard-TABLE-ROW.safetensors    rows at a clock
 checkpoints/CLOCK/worker-N.safetensors         a worker's random states and buffers at it
 checkpoints/leases                             which batches workers were granted
 workers/N/train.csv, eval.csv, result.json
+workers/N/values.json           texts of categories that a worker of `shoal train ctr` has seen
 workers/N/state.safetensors     a worker's random state and buffers at the end, until the last
                                 checkpoint has them
 pids.json           the processes
@@ -101,6 +102,9 @@ class RunFolder:
 
     def state(self, rank: int) -> Path:
         return self._worker(rank) / "state.safetensors"
+
+    def values(self, rank: int) -> Path:
+        return self._worker(rank) / "values.json"
 
     def write_result(self, rank: int, figures: Mapping[str, Any]) -> None:
         write_whole(self.worker(rank) / RESULT, json.dumps(figures))

@@ -14,8 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from shoal import factories as imports
+from shoal.apps.ctr.columns.doubts import unique_ids
+from shoal.apps.ctr.columns.values import merged, read_seen
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
-from shoal.apps.ctr.predicting import APPLICATION, spec_of
+from shoal.apps.ctr.predicting import job_text, spec_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.sources import Source, check_alike, check_trainable
@@ -26,7 +28,7 @@ from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.errors import InvalidValue
-from shoal.jobs.spec import converted, dump_job
+from shoal.jobs.spec import converted
 from shoal.reports.events import read_events
 from shoal.reports.live import Live, progress_console
 from shoal.storage.run_folder import RunFolder, shard_files
@@ -125,9 +127,12 @@ def run_ctr(
     """
     started_at = time.time() if started_at is None else started_at
     passed = resumed_at(spec.resume, spec.resume_at, trust)
+    doubts: list[str] = []
     if spec.train:
+        source = Source(spec, spec.train)
+        spec = source.described()  # what all is read and predicted with
         check_trainable(spec, spec.train)
-        spec = Source(spec, spec.train).described()  # what all is read and predicted with
+        doubts = source.doubts()
     else:
         if spec.format not in ("auto", "dummy"):
             raise InvalidValue(f"--format {spec.format} needs a training file: the sample is dummy")
@@ -139,13 +144,15 @@ def run_ctr(
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
     if spec.init:
         shard_files(Path(spec.init))
+        if RunFolder(Path(spec.init)).job.exists():
+            spec_of(Path(spec.init))  # its keys are those of this run
     folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}")
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)
         spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
     if spec.model == "deepfm" and not spec.fields:
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
-    folder.write_job(dump_job(spec, APPLICATION))
+    folder.write_job(job_text(spec))
     with LocalEngine(folder) as engine:
         cluster = run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE)
         workers = worker_tasks(
@@ -165,6 +172,7 @@ def run_ctr(
         with watcher, resumable(folder, "train ctr", spec, passed=passed):
             engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
     summary = _summarise(spec, folder, started_at)
+    summary["warnings"] += doubts
     folder.write_summary(summary)
     return summary
 
@@ -197,7 +205,7 @@ def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str,
         "rows_per_s": sum(r["rows"] / max(r["seconds"], 1e-9) for r in results),
         "tables": _tables(folder),
         "skipped": sum(result["skipped"] for result in results),
-        "warnings": _warnings(spec, results),
+        "warnings": _warnings(spec, results) + _unique(spec, folder),
         "train_s": max(result["seconds"] for result in results),
         "wall_s": time.time() - started_at,
         "bytes_pushed": sum(result["bytes_pushed"] for result in results),
@@ -230,6 +238,12 @@ def _warnings(spec: CtrSpec, results: Sequence[dict[str, Any]]) -> list[str]:
             which = "every" if clicks else "no"
             found[-1] += f": --positive {spec.positive!r} is {which} row's label"
     return found
+
+
+def _unique(spec: CtrSpec, folder: RunFolder) -> list[str]:
+    """Warnings of columns whose values do not come again."""
+    seen = merged([read_seen(folder.values(rank)) for rank in range(spec.workers)])
+    return unique_ids(seen, spec.columns(spec.categorical), spec.columns(spec.numeric))
 
 
 def _tables(folder: RunFolder) -> dict[str, dict[str, int]]:

@@ -1,8 +1,9 @@
 """Lines of rows, parsed by compiled code.
 
 What is written plainly is parsed here. Any other line (an exponent, 20 digits, a character that is
-not ASCII, a mistake) is left to `readers`, which knows what else is legal, and how to say what is
-wrong.
+not ASCII, a mistake) is left to `formats`, which knows what else is legal, and how to say what is
+wrong. A line ends in a newline, with a carriage return before it or not. In libsvm and dummy, `#`
+begins a comment.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.apps.ctr.labels import Classes
 from shoal.tables.sparse.jit import U, kernel
 
 DONE, FULL, ODD = 0, 1, 2
@@ -20,6 +22,7 @@ ZERO, MINUS = 1, 2  # labels of the other class
 INTEGERS, CATEGORIES = 13, 26
 COLUMN_BITS = 40  # of a key of criteo's, below its column
 DIGITS_MOST = 15  # of a number whose digits make an exact float64
+HASH = 35  # the character that begins a comment
 _TENS = 10.0 ** np.arange(DIGITS_MOST + 1)
 
 
@@ -33,7 +36,8 @@ class Rows:
     signs:   how labels that are not 1 were written: ZERO, MINUS, or both (their sum)
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, classes: Classes) -> None:
+        self._classes = classes.positive, classes.negative
         self.labels = np.empty(size, np.float32)
         self.counts = np.empty(size, np.int64)
         self.keys = np.empty(0, np.uint64)
@@ -49,7 +53,7 @@ class Rows:
         """
         begin = self.at, self.number, self.count, self._used
         into = self.labels, self.counts, self.keys, self.values
-        result, seen, signs, *end = _parse(block, kind, sharers, mine, begin, into)
+        result, seen, signs, *end = _parse(block, kind, self._classes, sharers, mine, begin, into)
         self.at, self.number, self.count, self._used = end
         self.seen |= seen
         self.signs |= signs
@@ -64,14 +68,14 @@ class Rows:
             self.keys = np.concatenate([self.keys, np.empty(more, np.uint64)])
             self.values = np.concatenate([self.values, np.empty(more, np.float32)])
 
-    def skip(self, nbytes: int) -> None:
+    def skip(self, nbytes: int, blank: bool) -> None:
         """The next line, of so many bytes, is done."""
         self.at += nbytes
         self.number += 1
-        self.seen = True
+        self.seen |= not blank
 
     def add(self, label: float, keys: list[int], values: list[float] | None) -> None:
-        """A row that was parsed elsewhere, with its label as it is written."""
+        """Add a row that was parsed elsewhere, with the label 1, 0 or -1."""
         first, self._used = self._used, self._used + len(keys)
         self.labels[self.count], self.counts[self.count] = label > 0, len(keys)
         self.signs |= MINUS if label < 0 else ZERO if label == 0 else 0
@@ -88,7 +92,9 @@ class Rows:
 
 
 @kernel
-def _parse(block: Any, kind: Any, sharers: Any, mine: Any, begin: Any, into: Any) -> Any:
+def _parse(
+    block: Any, kind: Any, classes: Any, sharers: Any, mine: Any, begin: Any, into: Any
+) -> Any:
     """`begin` is where to go on: at, number, rows and keys; returned as they are at the end."""
     at, number, rows, first = begin
     labels, counts, keys, values = into
@@ -100,25 +106,28 @@ def _parse(block: Any, kind: Any, sharers: Any, mine: Any, begin: Any, into: Any
         stop = at
         while stop < block.size and block[U(stop)] != 10:
             stop += 1
+        end = stop - 1 if stop > at and block[U(stop - 1)] == 13 else stop
         found = BLANK
-        for i in range(at, stop):
+        for i in range(at, end):
             if not _white(block[U(i)]):
-                found = 0
+                if block[U(i)] != HASH or kind == CRITEO:
+                    found = 0
                 break
         if found != BLANK:
             seen = True
             if number // size % sharers == mine:
                 if kind == CRITEO:
-                    found = _criteo(block, at, stop, labels, rows, keys, values, first)
+                    found, written = _criteo(block, at, end, keys, values, first)
                 else:
                     valued = kind == LIBSVM
-                    found = _pairs(block, at, stop, valued, labels, rows, keys, values, first)
-                if found == STRANGE:
+                    found, written = _pairs(block, at, end, valued, keys, values, first)
+                label = _class(written, classes)
+                if found == STRANGE or label == STRANGE:
                     result = ODD
                     break
-                if labels[U(rows)] <= 0:
-                    signs |= MINUS if labels[U(rows)] < 0 else ZERO
-                    labels[U(rows)] = 0
+                if label <= 0:
+                    signs |= MINUS if label < 0 else ZERO
+                labels[U(rows)] = label > 0
                 counts[U(rows)] = found
                 rows += 1
                 first += found
@@ -129,7 +138,7 @@ def _parse(block: Any, kind: Any, sharers: Any, mine: Any, begin: Any, into: Any
 
 @kernel
 def _white(byte: Any) -> Any:
-    return byte == 32 or (byte >= 9 and byte <= 13)
+    return byte == 32 or byte == 9
 
 
 @kernel
@@ -138,124 +147,126 @@ def _digit(byte: Any) -> Any:
 
 
 @kernel
-def _label(block: Any, at: Any, stop: Any) -> Any:
-    """1, 0, -1, or STRANGE: of 1 0 +1 -1 1.0 0.0 -1.0."""
-    negative = block[U(at)] == 45
-    signed = negative or block[U(at)] == 43
-    if signed:
+def _decimal(block: Any, at: Any, stop: Any) -> Any:
+    """A number that is written plainly, and where it ends; NaN if there is none."""
+    negative = at < stop and block[U(at)] == 45
+    if at < stop and (negative or block[U(at)] == 43):
         at += 1
-    if stop - at == 3:
-        if signed and not negative:
-            return STRANGE
-        if block[U(at + 1)] != 46 or block[U(at + 2)] != 48:
-            return STRANGE
-    elif stop - at != 1:
-        return STRANGE
-    if block[U(at)] == 49:
-        return -1 if negative else 1
-    if block[U(at)] == 48 and not signed:
-        return 0
-    return STRANGE
+    number, digits, after, dots = 0.0, 0, 0, 0
+    while at < stop and (_digit(block[U(at)]) or block[U(at)] == 46):
+        if block[U(at)] == 46:
+            dots += 1
+        else:
+            number = number * 10.0 + (block[U(at)] - 48)
+            digits += 1
+            after += dots
+        at += 1
+    if digits == 0 or digits > DIGITS_MOST or dots > 1:
+        return np.nan, at
+    number /= _TENS[U(after)]
+    return -number if negative else number, at
 
 
 @kernel
-def _pairs(
-    block: Any,
-    at: Any,
-    stop: Any,
-    valued: Any,
-    labels: Any,
-    row: Any,
-    keys: Any,
-    values: Any,
-    first: Any,
-) -> Any:
-    """`label index:value ...`, or `label index ...`; how many there are."""
+def _class(label: Any, classes: Any) -> Any:
+    """1, 0 or -1, as `Classes.of`; STRANGE of another label."""
+    positive, negative = classes
+    if np.isnan(positive):
+        return np.int64(label) if label in (1.0, 0.0, -1.0) else STRANGE
+    if label == positive:
+        return 1
+    return 0 if np.isnan(negative) or label == negative else STRANGE
+
+
+@kernel
+def _pairs(block: Any, at: Any, stop: Any, valued: Any, keys: Any, values: Any, first: Any) -> Any:
+    """`label index:value ...`, or `label index ...`: how many pairs there are, and the label.
+
+    Where there are values, a `qid:number` behind the label is left out.
+    """
     while _white(block[U(at)]):
         at += 1
-    end = at
-    while end < stop and not _white(block[U(end)]):
-        end += 1
-    label = _label(block, at, end)
-    if label == STRANGE:
-        return STRANGE
-    labels[U(row)] = label
-    found, at = 0, end
+    label, at = _decimal(block, at, stop)
+    if np.isnan(label) or (at < stop and not _white(block[U(at)])):
+        return STRANGE, label
+    found, begun = 0, False
     while True:
         while at < stop and _white(block[U(at)]):
             at += 1
-        if at == stop:
-            return found
+        if at == stop or block[U(at)] == HASH:
+            return found, label
+        if valued and not begun:
+            begun = True
+            if block[U(at)] == 113:
+                at = _group(block, at, stop)
+                if at < 0:
+                    return STRANGE, label
+                continue
         key, start = U(0), at
         while at < stop and _digit(block[U(at)]):
             key = key * U(10) + U(block[U(at)] - 48)
             at += 1
         if at == start or at - start > 19:
-            return STRANGE
+            return STRANGE, label
         value = 1.0
         if valued:
             if at == stop or block[U(at)] != 58:
-                return STRANGE
-            at += 1
-            negative = at < stop and block[U(at)] == 45
-            if at < stop and (negative or block[U(at)] == 43):
-                at += 1
-            number, digits, after, dots = 0.0, 0, 0, 0
-            while at < stop and (_digit(block[U(at)]) or block[U(at)] == 46):
-                if block[U(at)] == 46:
-                    dots += 1
-                else:
-                    number = number * 10.0 + (block[U(at)] - 48)
-                    digits += 1
-                    after += dots
-                at += 1
-            if digits == 0 or digits > DIGITS_MOST or dots > 1:
-                return STRANGE
-            value = number / _TENS[U(after)]
-            if negative:
-                value = -value
+                return STRANGE, label
+            value, at = _decimal(block, at + 1, stop)
+            if np.isnan(value):
+                return STRANGE, label
         if at < stop and not _white(block[U(at)]):
-            return STRANGE
+            return STRANGE, label
         keys[U(first + found)] = key
         values[U(first + found)] = value
         found += 1
 
 
 @kernel
-def _criteo(
-    block: Any, at: Any, stop: Any, labels: Any, row: Any, keys: Any, values: Any, first: Any
-) -> Any:
-    """A label, 13 integers, 26 hexadecimal numbers, between tabs; how many are there."""
-    if block[U(stop - 1)] == 13:
-        stop -= 1
-    found, column = 0, -1
+def _group(block: Any, at: Any, stop: Any) -> Any:
+    """Where a `qid:number` ends; STRANGE if it is none."""
+    if stop - at < 5 or block[U(at + 1)] != 105 or block[U(at + 2)] != 100:
+        return STRANGE
+    if block[U(at + 3)] != 58:
+        return STRANGE
+    at += 4
+    while at < stop and _digit(block[U(at)]):
+        at += 1
+    white = at == stop or _white(block[U(at)])
+    return at if white and block[U(at - 1)] != 58 else STRANGE
+
+
+@kernel
+def _criteo(block: Any, at: Any, stop: Any, keys: Any, values: Any, first: Any) -> Any:
+    """A label, 13 integers, 26 hexadecimal numbers, between tabs: how many of these are there, and
+    the label."""
+    found, column, label = 0, -1, np.nan
     while True:
         end = at
         while end < stop and block[U(end)] != 9:
             end += 1
         if column < 0:
-            label = _label(block, at, end) if end > at else STRANGE
-            if label == STRANGE:
-                return STRANGE
-            labels[U(row)] = label
+            label, after = _decimal(block, at, end)
+            if np.isnan(label) or after != end:
+                return STRANGE, label
         elif column >= INTEGERS + CATEGORIES:
-            return STRANGE
+            return STRANGE, label
         elif end > at:
             key = _integer(block, at, end) if column < INTEGERS else _hexadecimal(block, at, end)
             if key == STRANGE:
-                return STRANGE
+                return STRANGE, label
             keys[U(first + found)] = (U(column) << U(COLUMN_BITS)) | U(key)
             values[U(first + found)] = 1.0
             found += 1
         column += 1
         if end == stop:
-            return found if column == INTEGERS + CATEGORIES else STRANGE
+            return (found if column == INTEGERS + CATEGORIES else STRANGE), label
         at = end + 1
 
 
 @kernel
 def _integer(block: Any, at: Any, stop: Any) -> Any:
-    """The bucket of an integer, as `readers.bucket` has it, in COLUMN_BITS."""
+    """The bucket of an integer, as `formats.bucket` has it, in COLUMN_BITS."""
     negative = block[U(at)] == 45
     if negative:
         at += 1

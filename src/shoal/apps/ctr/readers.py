@@ -1,53 +1,47 @@
 """Lines of text as batches of keys and values, read as a stream.
 
-    libsvm   label index:value index:value ...
+    libsvm   label index:value index:value ...      blanks or tabs between
     dummy    label index index ...                  every value is 1
     criteo   label, 13 integers, 26 categories of hexadecimal digits; tabs between, empty: missing
 
-Labels are 1, and 0 or -1; a file with all three has three classes, and is refused. An index is a
-key. A field of criteo's makes the key (column, what is there): a category as it is, an integer
-v > 2 by its bucket ⌊ln² v⌋ (the winners of that challenge, Juan et al. 2014), so that 100 and 101
-are the same and 1 and 2 are not. Keys may be hashed to fewer bits, as the hashing trick has it
-(Weinberger et al. 2009).
+`#` begins a comment in libsvm and dummy, and `qid:number` behind a label of libsvm is left out.
+`labels` says what labels mean. An index is a key. A field of criteo's makes the key (column, what
+is there): a category as it is, an integer v > 2 by its bucket ⌊ln² v⌋ (the winners of that
+challenge, Juan et al. 2014), so that 100 and 101 are the same and 1 and 2 are not. Keys may be
+hashed to fewer bits, as the hashing trick has it (Weinberger et al. 2009).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from math import inf, log
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from shoal.apps.ctr.formats import PARSERS, Row, guess, text_of, without_comment
+from shoal.apps.ctr.labels import SEVERAL, Classes
 from shoal.apps.ctr.lines import (
-    CATEGORIES,
     COLUMN_BITS,
     CRITEO,
     DONE,
     DUMMY,
     FULL,
-    INTEGERS,
     LIBSVM,
     MINUS,
     ZERO,
     Rows,
 )
 from shoal.apps.ctr.spec import Format
-from shoal.data.readers import FLOAT32_MAX
-from shoal.data.streams import blocks, lines, opened
+from shoal.data.streams import blocks, opened, unmarked
 from shoal.errors import DataCorrupt
 from shoal.tables.sparse.jit import U, kernel, mixed
 
-LABELS = {"1": 1.0, "+1": 1.0, "0": 0.0, "-1": -1.0, "1.0": 1.0, "0.0": 0.0, "-1.0": -1.0}
-KEYS = 1 << 64
-INTEGER, HEXADECIMAL = re.compile(r"-?[0-9]+"), re.compile(r"[0-9a-fA-F]+")
 LINE_OF_FIELDS = re.compile(rb"^(?=[^\r\n])", re.MULTILINE)
-NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-
-Row = tuple[float, list[int], list[float] | None]  # label, keys, values (None: all 1)
+LINE_OF_PAIRS = re.compile(rb"^(?![ \t]*#)", re.MULTILINE)  # that is no comment
+BLANK = ()  # what a line without a row has
 
 
 class Batch(msgspec.Struct):
@@ -76,11 +70,12 @@ class Reader:
     skipped:   malformed lines that were left out; more than `skip` of them are an error
     labelled:  whether lines begin with a label; without, a blank line is a row without features
     advice:    what the error of a malformed line says to do
+    classes:   what labels mean
 
     Raises:
         DataMissing: no such file.
         DataCorrupt: a malformed line (file, line, what was expected) or one that is too long
-            (`streams.LINE_BYTES_MAX`), a file without rows, or labels of three classes.
+            (`streams.LINE_BYTES_MAX`), a file without rows, or labels of several classes.
     """
 
     def __init__(
@@ -93,11 +88,12 @@ class Reader:
         skip: int = 0,
         labelled: bool = True,
         advice: str = "",
+        classes: Classes = Classes(),  # noqa: B008  frozen
     ) -> None:
         self._path = path
         self.kind = guess(path, skip) if kind == "auto" else kind
         self._parser = Parser(
-            str(path), batch_size, self.kind, hash_bits, share, skip, labelled, advice
+            str(path), batch_size, self.kind, hash_bits, share, skip, labelled, advice, classes
         )
 
     @property
@@ -107,7 +103,7 @@ class Reader:
     def __iter__(self) -> Iterator[Batch]:
         with opened(self._path) as file:
             try:
-                yield from self._parser.batches(blocks(self._path, file))
+                yield from self._parser.batches(_unmarked(self._path, blocks(self._path, file)))
             except OSError as error:
                 raise DataCorrupt(f"{self._path}: {error}") from None
 
@@ -128,6 +124,7 @@ class Parser:
         skip: int = 0,
         labelled: bool = True,
         advice: str = "",
+        classes: Classes = Classes(),  # noqa: B008  frozen
     ) -> None:
         self._name = name
         self._size = batch_size
@@ -138,12 +135,13 @@ class Parser:
         self._kind = kind
         self._labelled = labelled
         self._advice = advice
+        self._classes = classes if labelled else Classes()  # that of `_with_labels` is 0
         self._parse = PARSERS[kind]
 
     def batches(self, blocks: Iterable[bytes]) -> Iterator[Batch]:
         """The batches of blocks of whole lines."""
         mine, sharers = self._share
-        rows, kind = Rows(self._size), KINDS[self._kind]
+        rows, kind = Rows(self._size, self._classes), KINDS[self._kind]
         for block in blocks if self._labelled else map(self._with_labels, blocks):
             rows.begin(len(block))
             data = np.frombuffer(block, np.uint8)
@@ -153,9 +151,9 @@ class Parser:
                     continue
                 stop = block.index(b"\n", rows.at) + 1
                 line, number = block[rows.at : stop], rows.number + 1
-                rows.skip(stop - rows.at)
-                row = self._row(line, number) if line.strip() else None
-                if row is not None:
+                row = self._row(line, number)
+                rows.skip(stop - rows.at, row is BLANK)
+                if row:
                     rows.add(*row)
         if not rows.seen:
             raise DataCorrupt(f"{self._name}: no rows")
@@ -166,11 +164,18 @@ class Parser:
         """The lines with a label before each, which nobody looks at."""
         if self._kind == "criteo":
             return LINE_OF_FIELDS.sub(b"0\t", block)
+        if b"#" in block:
+            return LINE_OF_PAIRS.sub(b"0 ", block[:-1]) + b"\n"
         return b"0 " + block[:-1].replace(b"\n", b"\n0 ") + b"\n"
 
-    def _row(self, line: bytes, number: int) -> Row | None:
+    def _row(self, line: bytes, number: int) -> Row | tuple[()] | None:
+        """The row of a line, with the label 1, 0 or -1; BLANK, or None if it is left out."""
         try:
-            return self._parse(_text(line))
+            text = text_of(line)
+            if not (text if self._kind == "criteo" else without_comment(text)).strip():
+                return BLANK
+            label, keys, values = self._parse(text)
+            return self._classes.of(label), keys, values
         except ValueError as error:
             self.skipped += 1
             if self.skipped > self._skip:
@@ -181,7 +186,7 @@ class Parser:
         if rows.signs == ZERO | MINUS:
             raise DataCorrupt(
                 f"{self._name}: labels 1, 0 and -1 by line {rows.number}: clicks have the label 1, "
-                "and all other rows the same one, 0 or -1"
+                f"and all other rows the same one, 0 or -1{SEVERAL}"
             )
         labels, counts, keys, values = rows.take()
         offsets = np.cumsum(counts) - counts
@@ -207,138 +212,11 @@ def _hashed(keys: Any, shift: Any, found: Any) -> None:
         found[i] = mixed(keys[i]) >> shift
 
 
-def guess(path: Path, skip: int = 0) -> Format:
-    """The format, by the first line with more than a label.
-
-    skip: malformed lines that may be before it
-
-    Raises:
-        DataCorrupt: it is none of them, or there is no line.
-    """
-    problem, found = "", False
-    with opened(path) as file:
-        try:
-            for number, line in lines(path, file):
-                if not (text := line.split()):
-                    continue
-                kind: Format = "criteo" if b"\t" in line else "libsvm" if b":" in line else "dummy"
-                try:
-                    PARSERS[kind](_text(line))
-                except ValueError as error:
-                    problem = problem or f"line {number} is no row of {kind}: {error}"
-                    if skip <= 0:
-                        break
-                    skip -= 1
-                    continue
-                found = True
-                if len(text) > 1:
-                    return kind
-        except OSError as error:
-            raise DataCorrupt(f"{path}: {error}") from None
-    if found and not problem:
-        return "dummy"  # rows of labels only
-    known = "neither libsvm, dummy nor criteo"
-    raise DataCorrupt(f"{path}: {known} ({problem})" if problem else f"{path}: no rows")
-
-
-def text_format(path: Path) -> Format | None:
-    """The format that the first line with features looks like, with a label before them or not."""
-    with opened(path) as file:
-        for _, line in lines(path, file):
-            if b"\t" in line:
-                return "criteo"
-            if b":" in line:
-                return "libsvm"
-            if len(line.split()) > 1:
-                return "dummy"
-    return None
-
-
-def has_labels(lines: Iterable[bytes], kind: Format) -> bool:
-    """Whether the first line that is not blank begins with a label.
-
-    Lines of dummy do, because nothing can tell; lines that are all blank are rows without features.
-    """
-    for line in lines:
-        if fields := line.split():
-            if kind == "criteo":
-                return line.count(b"\t") >= INTEGERS + CATEGORIES
-            return b":" not in fields[0]
-    return False
-
-
-def _text(line: bytes) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        byte, at = line[error.start], error.start + 1
-        raise ValueError(f"expected text in UTF-8, not byte {byte:#04x} at {at}") from None
-
-
-def _label(text: str) -> float:
-    if text not in LABELS:
-        raise ValueError(f"expected a label of 1, 0 or -1, not {text[:20]!r}")
-    return LABELS[text]
-
-
-def _index(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"expected an index of 0 or more, not {text[:20]!r}")
-    if int(text) >= KEYS:
-        raise ValueError(f"expected an index below 2**64, not {text[:30]}")
-    return int(text)
-
-
-def _libsvm(line: str) -> Row:
-    label, *fields = line.split()
-    keys, values = [], []
-    for field in fields:
-        index, found, value = field.partition(":")
-        keys.append(_index(index))
-        number = float(value) if NUMBER.fullmatch(value) else inf
-        if not found or abs(number) > FLOAT32_MAX:
-            raise ValueError(f"expected index:value, not {field[:30]!r}")
-        values.append(number)
-    return _label(label), keys, values
-
-
-def _dummy(line: str) -> Row:
-    label, *fields = line.split()
-    return _label(label), [_index(field) for field in fields], None
-
-
-def _criteo(line: str) -> Row:
-    fields = line.rstrip("\r\n").split("\t")
-    if len(fields) != 1 + INTEGERS + CATEGORIES:
-        raise ValueError(f"expected {1 + INTEGERS + CATEGORIES} fields, not {len(fields)}")
-    keys = []
-    for column, field in enumerate(fields[1:]):
-        if not field:
-            continue
-        if column < INTEGERS:
-            if not INTEGER.fullmatch(field):
-                raise ValueError(f"expected an integer in field {column + 1}")
-            value = bucket(int(field))
-        else:
-            if not HEXADECIMAL.fullmatch(field):
-                raise ValueError(f"expected hexadecimal digits in field {column + 1}")
-            value = int(field, 16)
-        keys.append(column << COLUMN_BITS | value % (1 << COLUMN_BITS))
-    return _label(fields[0]), keys, None
-
-
-def bucket(number: int) -> int:
-    """Small integers as they are, larger ones by the square of their logarithm.
-
-    >>> [bucket(each) for each in (-2, 0, 2, 3, 10, 100, 101, 1000000)]
-    [-2, 0, 2, 3, 7, 23, 23, 192]
-    """
-    return number if number <= 2 else 2 + int(log(number) ** 2)
+def _unmarked(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Blocks of a text without a byte-order mark."""
+    for first in blocks:
+        yield unmarked(path, first)
+        yield from blocks
 
 
 KINDS = {"libsvm": LIBSVM, "dummy": DUMMY, "criteo": CRITEO}
-PARSERS: dict[str, Callable[[str], Row]] = {
-    "libsvm": _libsvm,
-    "dummy": _dummy,
-    "criteo": _criteo,
-}

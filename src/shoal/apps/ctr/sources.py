@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from shoal.apps.ctr.columns import SUFFIXES, Columns, TableReader
-from shoal.apps.ctr.readers import (
-    Batch,
-    Parser,
-    Reader,
-    guess,
-    has_labels,
-    hashed,
-    text_format,
-)
+from shoal.apps.ctr.columns.doubts import codes_among_numbers
+from shoal.apps.ctr.columns.files import SUFFIXES
+from shoal.apps.ctr.columns.frames import batch_of_table, is_table
+from shoal.apps.ctr.columns.reader import TableReader
+from shoal.apps.ctr.columns.values import ColumnKeys
+from shoal.apps.ctr.formats import guess, has_labels, text_format
+from shoal.apps.ctr.labels import classes_of, with_classes
+from shoal.apps.ctr.readers import Batch, Parser, Reader, hashed
 from shoal.apps.ctr.shuffling import joined
 from shoal.apps.ctr.spec import CtrSpec, Format
 from shoal.data.readers import FLOAT32_MAX
@@ -29,7 +27,6 @@ TEXTS, TABLES = ("libsvm", "dummy"), ("csv", "parquet")
 LIKE = (TEXTS, TABLES, ("criteo",))  # formats in which the same rows have the same keys
 SKIP = " (--skip-bad-lines N leaves out up to N such lines)"
 UNLABELLED = " (--unlabelled says that lines have no label)"
-ARROW = "__arrow_c_stream__"  # tables of pyarrow, pandas (2.2 and later), polars and others have it
 
 
 class Source:
@@ -57,11 +54,14 @@ class Source:
     ) -> None:
         self.files = files_of(path)
         self.kind: Format = format_of(self.files[0], spec)
+        if spec.format == "auto" and self.kind in TEXTS:
+            spec = with_classes(spec, self.files[0])
         self._spec = spec
         self._share = share
         self._lines_labelled = labelled
         self._advice = "" if spec.skip_bad_lines else advice
         self._readers: list[Reader | TableReader] = []
+        self.keys: dict[str, ColumnKeys] = {}  # of a table's columns of categories
 
     @property
     def skipped(self) -> int:
@@ -70,7 +70,7 @@ class Source:
 
     def __iter__(self) -> Iterator[Batch]:
         for file in self.files:
-            reader = self._open(file)
+            reader = self._open(file, self.keys)
             self._readers.append(reader)
             yield from reader
 
@@ -79,7 +79,10 @@ class Source:
         return next(iter(self._open(self.files[0])))
 
     def described(self) -> CtrSpec:
-        """The specification with the format, and the columns of a table, that were found."""
+        """The specification with what was found of the training file: the format, the labels of
+        lines, and the columns of a table."""
+        if self.kind in TEXTS:
+            self._spec = with_classes(self._spec, self.files[0])
         reader = self._open(self.files[0])
         found = msgspec.structs.replace(self._spec, format=self.kind)
         if isinstance(reader, TableReader):
@@ -90,19 +93,28 @@ class Source:
             found = msgspec.structs.replace(found, label=reader.columns.label, **columns)
         return found
 
+    def doubts(self) -> list[str]:
+        """Warnings of columns of the first file that were chosen by their types."""
+        reader = self._open(self.files[0])
+        if not isinstance(reader, TableReader) or not reader.columns.chosen:
+            return []
+        first = next(reader.tables(), None)
+        return [] if first is None else codes_among_numbers(reader.columns, first)
+
     @property
     def labelled(self) -> bool:
         """Whether the rows have labels."""
         reader = self._open(self.files[0])
         return reader.columns.labelled if isinstance(reader, TableReader) else self._lines_labelled
 
-    def _open(self, file: Path) -> Reader | TableReader:
+    def _open(self, file: Path, keys: dict[str, ColumnKeys] | None = None) -> Reader | TableReader:
         spec, skip = self._spec, self._spec.skip_bad_lines - self.skipped
         if self.kind in TABLES:
             left = msgspec.structs.replace(spec, skip_bad_lines=max(skip, 0))
-            return TableReader(file, self.kind, left, self._share, self._advice)
+            return TableReader(file, self.kind, left, self._share, self._advice, keys)
         common = spec.batch_size, self.kind, spec.hash_bits, self._share, max(skip, 0)
-        return Reader(file, *common, self._lines_labelled, self._advice)
+        classes = classes_of(msgspec.structs.replace(spec, format=self.kind))
+        return Reader(file, *common, self._lines_labelled, self._advice, classes)
 
 
 def format_of(path: Path, spec: CtrSpec) -> Format:
@@ -194,7 +206,7 @@ def batch_of(spec: CtrSpec, rows: object, labelled: bool | None = None) -> Batch
         return _of_lines(spec, listed, labelled)
     if hasattr(rows, "tocsr"):
         return _of_matrix(spec, rows)
-    if isinstance(rows, Mapping) or hasattr(rows, ARROW):
+    if is_table(rows):
         return _of_table(spec, rows)
     raise InvalidValue(
         f"rows are a list of lines, a sparse matrix of scipy or a table, not {type(rows).__name__}"
@@ -207,7 +219,9 @@ def _of_lines(spec: CtrSpec, rows: Sequence[str], labelled: bool | None) -> Batc
     block = "".join(row.removesuffix("\n") + "\n" for row in rows).encode()
     if labelled is None:
         labelled = has_labels(block.splitlines(), spec.format)
-    parser = Parser("rows", len(rows), spec.format, spec.hash_bits, labelled=labelled)
+    parser = Parser(
+        "rows", len(rows), spec.format, spec.hash_bits, labelled=labelled, classes=classes_of(spec)
+    )
     batch = joined(list(parser.batches([block])))
     if len(batch) != len(rows):
         raise InvalidValue(f"{len(rows)} lines have {len(batch)} rows: each has to be a row")
@@ -232,19 +246,4 @@ def _of_matrix(spec: CtrSpec, rows: Any) -> Batch:
 def _of_table(spec: CtrSpec, rows: Any) -> Batch:
     if spec.format not in TABLES:
         raise InvalidValue(f"the run was trained on {spec.format}: give it lines, not a table")
-    import pyarrow
-
-    values = rows.values() if isinstance(rows, Mapping) else ()
-    try:
-        if any(isinstance(each, str | bytes) for each in values):  # of characters
-            raise TypeError("got text")
-        table = pyarrow.table(rows)
-    except pyarrow.ArrowException as error:
-        raise DataCorrupt(f"rows: {error}") from None
-    except (TypeError, ValueError) as error:
-        raise InvalidValue(f"rows: a column is a list of values: {error}") from None
-    columns = Columns(spec, table.schema, "rows")
-    parts = [columns.encoded(part) for part in table.to_batches() if part.num_rows]
-    if not parts:
-        raise DataCorrupt("rows: no rows")
-    return joined(parts)
+    return batch_of_table(spec, rows)

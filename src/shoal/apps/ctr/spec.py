@@ -20,7 +20,8 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     valid: Annotated[str, option("Data", "validation file, folder or pattern, scored after each epoch: training stops when the model has become no better (log loss); asgd")] = ""
     format: Annotated[Format, option("Data", "format of the files: libsvm (label i:x ...), dummy (label i ...), criteo (40 tab-separated fields), csv (with a header) or parquet")] = "auto"
     label: Annotated[str, option("Data", "column with the label, \"label\" if not given; csv, parquet")] = ""
-    positive: Annotated[str, option("Data", "label of a click, where labels are not 1, 0 or -1; csv, parquet")] = ""
+    positive: Annotated[str, option("Data", "label of a click, where labels are not 1, 0 or -1 (of libsvm and dummy: nor 1 and 2)")] = ""
+    negative: Annotated[str, option("Data", "label of all other rows; all labels but that of --positive if not given")] = ""
     categorical: Annotated[str, option("Data", "columns of categories, separated by commas; with neither these nor numeric ones, all columns by their types; csv, parquet")] = ""
     numeric: Annotated[str, option("Data", "columns of numbers, separated by commas; csv, parquet")] = ""
     hash_bits: Annotated[int, option("Data", "bits that keys are hashed to; 0: keys keep their 64 bits", ge=0, le=63)] = 0
@@ -51,6 +52,10 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         need_servers(self.servers)
         if self.staleness and self.strategy != "ssp":
             raise InvalidValue(f"staleness belongs to strategy 'ssp', not to {self.strategy!r}")
+        if self.negative and self.negative == self.positive:
+            raise InvalidValue(f"--positive and --negative name the same label, {self.negative!r}")
+        if self.negative and not self.positive:
+            raise InvalidValue("--negative needs --positive, the label of a click")
         if self.patience > 1 and not self.valid:
             raise InvalidValue(
                 "--patience counts epochs without a better score of --valid: give it"

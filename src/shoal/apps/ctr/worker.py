@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
+from shoal.apps.ctr.columns.values import ColumnKeys, write_seen
 from shoal.apps.ctr.models import model_of
 from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores, figures_of, scores_before
@@ -61,6 +62,8 @@ def run_ctr_worker(
         client.barrier("evaluated")
         trainer.progressive.save(paths.worker(rank) / PROGRESSIVE)
         paths.write_result(rank, trainer.result())
+        if trainer.keys:
+            write_seen(paths.values(rank), trainer.keys)
     log.write("end", rank=rank)
     log.close()
 
@@ -96,6 +99,11 @@ class Trainer:
         self._missed = passed
         self._rows = self._steps = self._scored_rows = 0
         self._seconds = 0.0
+
+    @property
+    def keys(self) -> dict[str, ColumnKeys]:
+        """The keys of columns of categories that this worker has seen."""
+        return self._reader.keys
 
     def train(self) -> None:
         """Train all epochs; batches stay in memory if there is more than one."""

@@ -1,15 +1,20 @@
 """CSV and Parquet files with named columns, as batches of keys."""
 
+import csv
 import gzip
-from datetime import date
+from datetime import UTC, date, datetime
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shoal.apps.ctr.columns import TableReader
+import shoal
+from shoal.apps.ctr.columns.reader import TableReader
 from shoal.apps.ctr.sources import batch_of
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
@@ -195,3 +200,99 @@ def test_truth_values_are_numbers_where_they_are_asked_for():
     spec = replace(SPEC, format="csv", numeric="age", label="label")
     ones = batch_of(spec, {"age": [1, 0, 1]}).keys.tolist()
     assert batch_of(spec, {"age": [True, False, True]}).keys.tolist() == ones
+
+
+# ------------------------------------------------------- one row has the same keys from anywhere
+
+WHOLE_DAYS = st.dates(date(1900, 1, 1)).map(lambda day: datetime(day.year, day.month, day.day))
+WORDS = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=6)
+KINDS = {  # of columns of categories: type, values
+    "flag": (pa.bool_(), st.booleans()),
+    "zip": (pa.string(), st.sampled_from(["00712", "10115", "712", "712.0", "1e5", "1.10", "+47"])),
+    "word": (pa.string(), WORDS),
+    "code": (pa.int64(), st.integers(-(2**62), 2**62)),
+    "holes": (pa.float64(), st.integers(-(2**53), 2**53).map(float)),  # as a reader makes integers
+    "share": (pa.float64(), st.floats(allow_nan=False)),
+    "narrow": (pa.float32(), st.floats(width=32, allow_nan=False).map(np.float32)),
+    "day": (pa.date32(), st.dates()),
+    "midnight": (pa.timestamp("ns"), WHOLE_DAYS.filter(lambda day: day.year < 2200)),
+    "time": (pa.timestamp("us"), st.datetimes(datetime(1900, 1, 1))),
+    "zoned": (
+        pa.timestamp("us", "UTC"),
+        st.datetimes(datetime(1900, 1, 1), timezones=st.just(UTC)),
+    ),
+}  # fmt: skip
+ROW = st.fixed_dictionaries({name: st.none() | values for name, (_, values) in KINDS.items()})
+
+
+def as_pandas_writes(name, value):
+    """The text of a value in a CSV file that DataFrame.to_csv writes."""
+    if value is None:
+        return ""
+    if name == "midnight":  # a column of which all are
+        return value.date().isoformat()
+    return value.isoformat(" ") if isinstance(value, datetime) else str(value)
+
+
+def files_of(folder, rows):
+    """The rows in files, as several libraries write them."""
+    table = pa.table(
+        {name: pa.array([row[name] for row in rows], kind) for name, (kind, _) in KINDS.items()}
+        | {"label": [0] * len(rows)}
+    )
+    pq.write_table(table, folder / "rows.parquet")
+    coded = table.set_column(2, "word", table.column("word").dictionary_encode())
+    pq.write_table(coded, folder / "coded.parquet")
+    arrow_csv.write_csv(table, folder / "arrow.csv")
+    with (folder / "pandas.csv").open("w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow([*KINDS, "label"])
+        lines.writerows([*(as_pandas_writes(n, row[n]) for n in KINDS), 0] for row in rows)
+    return table, [folder / n for n in ("rows.parquet", "coded.parquet", "arrow.csv", "pandas.csv")]
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.lists(ROW, min_size=1, max_size=5))
+def test_a_row_has_the_same_keys_from_every_file_table_and_value(rows, tmp_path_factory):
+    names = [*KINDS]
+    expected = [
+        [found for name in names if (found := shoal.ctr.key(name, row[name])) is not None]
+        for row in rows
+    ]
+    table, paths = files_of(tmp_path_factory.mktemp("rows"), rows)
+    spec = replace(SPEC, categorical=",".join(names), format="csv", batch_size=100)
+    batches = {path.name: next(iter(reader(path, spec))) for path in paths}
+    batches["table"] = batch_of(spec, table)
+    batches["dictionary"] = batch_of(spec, {name: [row[name] for row in rows] for name in names})
+    for name, batch in batches.items():
+        assert [each.tolist() for each in np.split(batch.keys, batch.offsets[1:])] == expected, name
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    numbers=st.lists(st.none() | st.floats(allow_nan=False), min_size=1, max_size=5),
+    flags=st.lists(st.none() | st.booleans(), min_size=5, max_size=5),
+)
+def test_numbers_have_the_same_keys_from_every_file_table_and_value(
+    numbers, flags, tmp_path_factory
+):
+    folder = tmp_path_factory.mktemp("numbers")
+    rows = {"n": numbers, "flag": flags[: len(numbers)], "label": [0] * len(numbers)}
+    table = pa.table({**rows, "n": pa.array(numbers, pa.float64()),
+                      "flag": pa.array(rows["flag"], pa.bool_())})  # fmt: skip
+    pq.write_table(table, folder / "rows.parquet")
+    arrow_csv.write_csv(table, folder / "rows.csv")
+    spec = replace(SPEC, numeric="n,flag", format="csv", batch_size=100)
+    expected = [
+        found
+        for pair in zip(numbers, rows["flag"], strict=True)
+        for name, value in zip(("n", "flag"), pair, strict=True)
+        if (found := shoal.ctr.key(name, value, numeric=True)) is not None
+    ]
+    for batch in (
+        next(iter(reader(folder / "rows.parquet", spec))),
+        next(iter(reader(folder / "rows.csv", spec))),
+        batch_of(spec, table),
+        batch_of(spec, rows),
+    ):
+        assert batch.keys.tolist() == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from shoal.client.client import Client
 from shoal.data.sampler import set_membership
@@ -29,7 +29,6 @@ class Context:
         resumed_tables: names of the tables that the checkpoint has restored.
         models: number of models wrapped so far; it numbers their tables.
         embeddings: the modules with rows on servers that were made so far.
-        together: number of optimizers so far whose workers take every exchange together.
 
     Example:
         >>> import shoal
@@ -48,14 +47,16 @@ class Context:
     embeddings: WeakSet[Any] = field(default_factory=WeakSet)
     began_at: int = 0
     on_worker_loss: str = "stop"
-    together: int = 0
-    _leavers: list[Callable[[], Any]] = field(default_factory=list)
+    _training: list[ref[Any]] = field(default_factory=list)
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False
 
-    def before_close(self, leaver: Callable[[], Any]) -> None:
-        """Call `leaver` before this worker leaves the run well, in order of registration."""
-        self._leavers.append(leaver)
+    def before_close(self, optimizer: Any) -> None:
+        """Call `optimizer.leave` with all such optimizers before this worker leaves the run well.
+
+        They are called in the order of registration, those that are still in use.
+        """
+        self._training.append(ref(optimizer))
 
     def at_close(self, closer: Callable[[], Any]) -> None:
         """Call `closer` when the context is closed, in reverse order of registration."""
@@ -67,8 +68,9 @@ class Context:
             return
         self._closed = True
         try:
-            for leaver in self._leavers if not self.client.closed else ():
-                leaver()
+            training = [found for each in self._training if (found := each()) is not None]
+            for each in training if not self.client.closed else ():
+                each.leave(training)
         finally:
             if _Current.context is self:
                 _Current.context = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any, Literal, cast, overload
 
@@ -144,8 +144,7 @@ class Optimizer(torch.optim.Optimizer):
         self._shared = SharedTraining(self._context, inner, self._model, made, self._state, others)
         self._drive(self._shared.begin())
         self._fixed = None if kind.on_workers else FixedHyperparameters(inner)
-        self._context.together += self._shared.in_step
-        self._context.before_close(self._leave)
+        self._context.before_close(self)
         self._wrapped = True
 
     @overload
@@ -241,8 +240,13 @@ class Optimizer(torch.optim.Optimizer):
         self._take_in()
         self._drive(self._shared.settle())
 
-    def _leave(self) -> None:
-        """Exchange what is left, before this worker leaves the run."""
+    def leave(self, optimizers: Sequence[Optimizer]) -> None:
+        """Exchange what is left, before this worker leaves the run; its context calls it.
+
+        Args:
+            optimizers: all of this worker. Of several whose workers take each exchange together, no
+                worker knows which one the others will step next.
+        """
         if self._strategy.owes():
             warnings.warn(
                 "steps of this worker were exchanged when the run ended, after the script's last "
@@ -251,7 +255,7 @@ class Optimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
             self.flush()
-        elif self._shared.in_step and self._context.together == 1:
+        elif self._shared.in_step and sum(each._shared.in_step for each in optimizers) == 1:
             self._drive(self._shared.accompany())
 
     def _steered(self, closure: Callable[[], float] | None, weight: float) -> float:

@@ -132,7 +132,7 @@ class ServerStrategy(Strategy):
                 "its load_state_dict"
             )
         if not alone:  # the round is open until this worker has pushed
-            yield EnterBarrier(f"{self.options.prefix} parameters written to")
+            yield EnterBarrier(f"{self.options.prefix} written to at clock {self.clock}")
         if writes:
             yield Exchange(self._ops.assigns(written), assign=True)
 

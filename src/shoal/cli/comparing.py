@@ -36,7 +36,7 @@ ONE_RUN = (  # fields of a job that say what becomes of one run
 )
 
 
-@main.command(short_help="compare strategies, with a report of figures")
+@main.command(short_help="compare strategies, with a report of figures", cleans=True)
 @click.argument("comparison", metavar="[DATA|GRID.toml]", required=False)
 @options_of(Comparison)
 @option("--bandwidth", metavar="VALUE,...", section="Comparison", help="Mbit/s of every process's link: simulated, or by namespaces of the network (needs root); 0: no limit")  # noqa: E501  # fmt: skip

@@ -19,7 +19,7 @@ from shoal.jobs.spec import JobSpec, continued, from_mapping, load_job
 from shoal.jobs.trust import check_job_file
 
 
-@main.command(short_help="train a model on this machine")
+@main.command(short_help="train a model on this machine", cleans=True)
 @click.argument("job", metavar="DATA|JOB.toml", required=False)
 @options_of(JobSpec, leave_out=("layers", "data"))
 @trusts
@@ -57,7 +57,7 @@ def train(job: str | None, as_json: bool, next_steps: bool, trust: bool, **optio
         click.echo(json.dumps(summary))
 
 
-@main.command("train ctr", short_help="train a model of clicks on sparse features")
+@main.command("train ctr", short_help="train a model of clicks on sparse features", cleans=True)
 @click.argument("train", metavar="[TRAIN]", required=False, default="")
 @options_of(CtrSpec, leave_out=("train",))
 @trusts
@@ -84,7 +84,7 @@ def train_ctr(as_json: bool, trust: bool, **options: Any) -> None:
     tell(as_json, summary, show_summary)
 
 
-@main.command("train word2vec", short_help="train vectors of words on text")
+@main.command("train word2vec", short_help="train vectors of words on text", cleans=True)
 @click.argument("texts", metavar="[TEXT...]", nargs=-1)
 @options_of(WordsSpec, leave_out=("texts",))
 @trusts

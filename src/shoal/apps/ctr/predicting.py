@@ -15,31 +15,14 @@ from shoal.apps.ctr.models import LAYERS, dense_layers, interactions
 from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.scores import Scores, figures_of
 from shoal.apps.ctr.sources import batch_of, to_predict
-from shoal.apps.ctr.spec import CtrSpec, Format
+from shoal.apps.ctr.spec import Format, spec_of
 from shoal.apps.weights import RunningWeights, weights_of
 from shoal.client.sparse.row_cache import MAX_ROWS
-from shoal.errors import DataMissing, InvalidValue, UsageError
-from shoal.jobs.spec import converted, load_run_job
+from shoal.errors import InvalidValue, UsageError
 from shoal.pytorch.flat_parameters import FlatParams
-from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
 
-APPLICATION = "ctr"
 PREDICTED_ROWS = 1024  # at once
-
-
-def spec_of(run: Path) -> CtrSpec:
-    """The specification of a run.
-
-    Raises:
-        DataMissing: it is not the folder of a run of `shoal train ctr`
-        DataCorrupt, UnknownFormat, InvalidValue: its job is not as that run wrote it
-    """
-    values, path = load_run_job(run), RunFolder(run).job
-    if values.pop("application", None) != APPLICATION:
-        raise DataMissing(f"{path} is of another run than one of `shoal train ctr`")
-    with naming(path):
-        return converted(values, CtrSpec)
 
 
 class Scorer:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from shoal.engines.options import ResumableRun, need_servers, option
-from shoal.errors import InvalidValue
+from shoal.errors import DataMissing, InvalidValue
+from shoal.jobs.spec import converted, load_run_job
+from shoal.storage.files import naming
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import Consistency, asp, bsp, ssp
 
+APPLICATION = "ctr"
 Format = Literal["auto", "libsvm", "criteo", "dummy", "csv", "parquet"]
 
 
@@ -74,3 +79,17 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Of the tables."""
         kinds = {"asgd": asp(), "sync": bsp(), "ssp": ssp(self.staleness)}
         return kinds[self.strategy]
+
+
+def spec_of(run: Path) -> CtrSpec:
+    """The specification of a run.
+
+    Raises:
+        DataMissing: it is not the folder of a run of `shoal train ctr`
+        DataCorrupt, UnknownFormat, InvalidValue: its job is not as that run wrote it
+    """
+    values, path = load_run_job(run), RunFolder(run).job
+    if values.pop("application", None) != APPLICATION:
+        raise DataMissing(f"{path} is of another run than one of `shoal train ctr`")
+    with naming(path):
+        return converted(values, CtrSpec)

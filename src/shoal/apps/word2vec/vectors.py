@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.apps.weights import weights_of
 from shoal.data.streams import lines, opened
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
 from shoal.jobs.spec import load_run_job
@@ -48,6 +47,8 @@ class Vectors:
             DataMissing: there is no such run, or it has no vectors.
             DataCorrupt, UnknownFormat: a file of the run is not as it was written.
         """
+        from shoal.apps.weights import weights_of  # with torch
+
         folder = RunFolder(Path(run))
         if load_run_job(folder.path).get("application") != APPLICATION:
             raise DataMissing(f"{folder.job} is of another run than one of `shoal train word2vec`")

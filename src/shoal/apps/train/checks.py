@@ -89,7 +89,7 @@ def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
         from shoal.tables.methods import method_of
     from shoal.tables.spec import Access, TableSpec
 
-    access = Access(job.optimizer, job.access_options(updates=1))
+    access = Access(job.chosen_optimizer, job.access_options(updates=1))
     try:
         method_of(TableSpec("parameters", 1, access=access, dtype=job.dtype))
     except UsageError as error:

@@ -138,11 +138,14 @@ def check_continued(job: JobSpec, passed: int) -> None:
             f"{job.resume} has the states of {before.workers} workers, and strategy "
             f"{job.strategy!r} needs one for each: resume it with no more workers than that"
         )
-    for field in ("optimizer", "dtype") if job.keeps_states else ():
-        if getattr(before, field) != getattr(job, field):
+    for what, was, asked in (
+        ("optimizer", before.optimizer or job.chosen_optimizer, job.chosen_optimizer),
+        ("dtype", before.dtype, job.dtype),
+    ):
+        if was != asked and job.keeps_states:
             raise InvalidValue(
-                f"{had} and {field} {getattr(before, field)}, and has the state of that on "
-                f"workers: it cannot be resumed with {field} {getattr(job, field)}"
+                f"{had} and {what} {was}, and has the state of that on workers: it cannot be "
+                f"resumed with {what} {asked}"
             )
 
 

@@ -86,7 +86,7 @@ def simulate(
     section="Faults",
     help="inject the next fault before all rows have all their replicas again",
 )
-@options_of(JobSpec, leave_out=("layers", "data", "on_worker_loss"), **CHAOS)
+@options_of(JobSpec, leave_out=("layers", "on_worker_loss"), **CHAOS)
 @trusts
 @as_json
 def chaos(

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import json
 import os
 import re
 import subprocess
@@ -111,6 +112,14 @@ def test_train_function(tmp_path):
     assert accuracies(text)[0] > 0.88
     assert (tmp_path / text.split("run ")[1].split()[0] / "model.safetensors").exists()
     assert "(10, 64)" in text
+
+
+def test_own_data(tmp_path):
+    words = ["--data", f"{EXAMPLES}/own_data.py:rings", "--epochs", "4"]
+    output_of([*SHOAL, "train", *words], tmp_path)
+    (run,) = (tmp_path / "shoal-runs").iterdir()
+    assert run.name.startswith("own_data-")
+    assert json.loads((run / "summary.json").read_text())["accuracy"] > 0.9
 
 
 def test_job_file(tmp_path):

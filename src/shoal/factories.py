@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from sysconfig import get_path
 from typing import Any
@@ -137,6 +139,20 @@ def load(name: str) -> Factory:
     if not callable(value):
         raise NotImportable(f"{name!r} is a {type(value).__name__}, not a function")
     return value  # type: ignore[no-any-return]
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Have Ctrl-C and SIGTERM wait until imports of torch, or of scikit-learn, are over.
+
+    They take a second. Some lines of them swallow an exception that interrupts them; after others
+    a second attempt fails, with a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def call_user_code(function: Factory, *arguments: Any) -> Any:

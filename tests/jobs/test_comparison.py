@@ -226,3 +226,12 @@ def test_what_may_be_code_is_told_before_it_is_imported():
     )
     named = {text for each in made.code() for text in each.values() if ":" in text}
     assert named == {"mine:data", "absent.py:Mine", "nets:one", "nets:two", "other.py:Mine"}
+
+
+def test_names_of_cells_have_no_folders_where_files_are_told_apart():
+    models = ["/one/nets.py:small", "/one/nets.py:large"]
+    cells = Comparison(grid={"model": models}).cells()
+    assert [cell.name for cell in cells] == ["sync model=nets.py:small", "sync model=nets.py:large"]
+    alike = ["/one/nets.py:small", "/two/nets.py:small"]
+    cells = Comparison(grid={"model": alike}).cells()
+    assert [cell.name for cell in cells] == [f"sync model={each}" for each in alike]

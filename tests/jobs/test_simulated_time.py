@@ -7,10 +7,24 @@ from shoal.jobs.simulated_time import SimulatedTime, check_simulated
 from shoal.jobs.spec import from_mapping
 
 
-@pytest.mark.parametrize("pace", ["fast", "1,,2", "0", "-1", "1,nan", "inf"])
+@pytest.mark.parametrize("pace", ["fast", "1,,2", "0", "-1", "1,nan", "inf", 0.0, [1.0, -2.0]])
 def test_a_pace_is_a_list_of_numbers_above_0(pace):
     with pytest.raises(InvalidValue, match="is no list of numbers above 0"):
         SimulatedTime(pace=pace)
+
+
+@pytest.mark.parametrize(
+    ("pace", "paces"),
+    [
+        ("", [1.0, 1.0]),
+        ([], [1.0, 1.0]),
+        ("3", [3.0, 1.0]),
+        (3.0, [3.0, 1.0]),
+        ([1, 4], [1.0, 4.0]),
+    ],
+)
+def test_workers_without_a_pace_have_the_usual_one(pace, paces):
+    assert SimulatedTime(pace=pace).paces(2) == paces
 
 
 @pytest.mark.parametrize(

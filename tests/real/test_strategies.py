@@ -22,7 +22,7 @@ OTHERS = [
     ["diloco", "--set", "tau=8", "--set", "exchange=allreduce"],
     ["streaming_diloco", "--set", "tau=8", "--set", "fragments=2"],
     ["easgd", "--set", "tau=4"],
-    ["eamsgd", "--set", "tau=4", "--set", "delta=0.9", "--optimizer", "sgd"],
+    ["eamsgd", "--set", "tau=4", "--set", "delta=0.9"],
     ["p2p"],
     ["p2p", "--set", "graph=ring", "--set", "mode=async"],
     ["gradient_coding", "--redundancy", "2"],
@@ -51,7 +51,7 @@ def test_every_strategy_runs_on_four_workers(strategy, tmp_path):
         (["--strategy", "diloco", "--set", "tau=0"], "setting tau of strategy 'diloco'"),
         (["--set", "quorum=3"], "quorum 3 is more than the 2 workers"),
         (["--set", "tau"], "'tau' is not NAME=VALUE"),
-        (["--strategy", "eamsgd"], "add --optimizer sgd"),
+        (["--strategy", "eamsgd", "--optimizer", "adam"], "add --optimizer sgd"),
         (["--strategy", "gradient_coding"], "2 workers and redundancy 1 make none"),
         (["--strategy", "allreduce", "--on-timeout", "drop"], "cannot go on without one"),
         (

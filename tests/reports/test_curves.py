@@ -66,6 +66,41 @@ def test_a_run_without_steps_has_no_courses():
     assert curves_of([]) == Curves()
 
 
+def test_against_steps_losses_are_means_of_steps_of_like_number():
+    """Worker 1 is slower: at a time the two are at unlike steps."""
+    begun = [event("begin", rank, 0.0, batches=4) for rank in (0, 1)]
+    quick = [step(0, 1.0 * number, number, 8.0 - number) for number in range(1, 5)]
+    slow = [step(1, 3.0 * number, number, 10.0 - number, samples=30) for number in range(1, 5)]
+    found = curves_of([*begun, *quick, *slow])
+    assert [(p.step, p.value) for p in found.loss_by_step] == [
+        (1, 8.5),
+        (2, 7.5),
+        (3, 6.5),
+        (4, 5.5),
+    ]
+    assert [point.seconds for point in found.loss_by_step] == [3.0, 6.0, 9.0, 12.0]
+    over_time = [point.step for point in found.loss]
+    assert over_time != sorted(over_time)
+
+
+def test_long_courses_against_steps_have_few_points():
+    begun = [event("begin", rank, 0.0, batches=601) for rank in (0, 1)]
+    steps = [step(rank, 1.0, n, float(n), samples=1) for rank in (0, 1) for n in range(5, 606)]
+    found = curves_of([*begun, *steps]).loss_by_step
+    assert len(found) == POINTS
+    assert [point.value for point in found] == [point.step for point in found]
+    assert found[0].step == 10.0  # of 5 to 15
+    assert found[-1].step == 600.5
+
+
+def test_times_of_workers_that_evaluate_run_forwards():
+    """Worker 0 has evaluated for 3 s: a later step of it is at an earlier time of training."""
+    begun = [event("begin", rank, 0.0, batches=4) for rank in (0, 1)]
+    evaluated = event("eval", 0, 4.0, step=1, epoch=0, accuracy=0.5, loss=1.0, seconds=3.0)
+    steps = [step(1, 4.5, 1, 1.0), step(0, 5.0, 2, 3.0)]
+    assert [point.seconds for point in curves_of([*begun, evaluated, *steps]).loss] == [2.0, 4.5]
+
+
 def test_long_courses_are_means_over_samples():
     """1,200 steps of falling losses: each point has as many samples, and their mean."""
     steps = [step(0, number / 10, number, 1200.0 - number) for number in range(1200)]

@@ -19,10 +19,9 @@ from shoal.apps.chaos.write_log import judge
 from shoal.apps.ctr.columns.reader import TableReader
 from shoal.apps.ctr.columns.values import read_seen
 from shoal.apps.ctr.command import _tables as tables_in_events
-from shoal.apps.ctr.predicting import spec_of
 from shoal.apps.ctr.readers import Reader
 from shoal.apps.ctr.scores import figures
-from shoal.apps.ctr.spec import CtrSpec, Format
+from shoal.apps.ctr.spec import CtrSpec, Format, spec_of
 from shoal.apps.train import setup as train_setup
 from shoal.apps.train.command import _ledger, summarise
 from shoal.apps.train.resume import environment, resumed_at
@@ -30,7 +29,7 @@ from shoal.apps.word2vec.corpus import load_ids, read_lines
 from shoal.apps.word2vec.vectors import pairs_in, questions_in
 from shoal.cli.group import main
 from shoal.cli.training import job_values
-from shoal.client.connect import read_address, token_at
+from shoal.client.places import read_address, token_at
 from shoal.data.cache import kept
 from shoal.data.datasets import load_csv
 from shoal.data.readers import read_cifar, read_idx, read_jpeg_tar

@@ -13,9 +13,7 @@ from torch import Tensor
 
 from shoal.apps.ctr.columns.names import names_of, write_names
 from shoal.apps.ctr.columns.values import TEXTS_MOST, merged, read_seen
-from shoal.apps.ctr.predicting import is_of_ctr, spec_of
-from shoal.apps.ctr.sources import TABLES
-from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.ctr.spec import TABLES, CtrSpec, is_of_ctr, spec_of
 from shoal.errors import InvalidValue
 from shoal.storage.files import make_folder, write_whole
 from shoal.storage.run_folder import RunFolder

@@ -64,6 +64,7 @@ def _strategy(name: str) -> Record:
         "paper": kind.source,
         "servers": kind.uses_servers,
         "redundancy": kind.takes_copies,
+        "optimizer": kind.Settings.optimizer,
         "state": kind.kept,
         "on_timeout": kind.late,
         "settings": [
@@ -76,7 +77,11 @@ def _strategy(name: str) -> Record:
 def _rows_of_strategy(record: Record) -> Rows:
     paper = f" ({record['paper']})" if record["paper"] else ""
     uses = ("yes" if record[each] else "no" for each in ("servers", "redundancy"))
-    said = (("  its state", record["state"]), ("  on a time-out", record["on_timeout"]))
+    said = (
+        ("  its usual optimizer", record["optimizer"]),
+        ("  its state", record["state"]),
+        ("  on a time-out", record["on_timeout"]),
+    )
     return [
         (record["name"], f"{record['summary']}{paper}", *uses),
         *((what, text, "", "") for what, text in said if text),

@@ -9,6 +9,8 @@ from typing import Any
 from rich.jupyter import JupyterMixin
 from rich.table import Table
 
+from shoal.reports.numbers import significant
+
 
 @dataclass(frozen=True)
 class RunResult(JupyterMixin):
@@ -27,6 +29,8 @@ class RunResult(JupyterMixin):
         table = Table(show_header=False, box=None)
         for name, value in self.metrics.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                table.add_row(name, f"{value:,.5g}" if isinstance(value, float) else f"{value:,}")
+                table.add_row(
+                    name, significant(value) if isinstance(value, float) else f"{value:,}"
+                )
         table.add_row("run", str(self.run_dir))
         return table

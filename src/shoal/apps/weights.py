@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client.connect import connect, scheduler_at
+from shoal.client.connect import connect
+from shoal.client.places import scheduler_at
 from shoal.client.sparse.row_cache import MAX_ROWS, RowCache, check_bounds
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import SLOTS, KeyRange

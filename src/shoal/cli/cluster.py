@@ -19,7 +19,9 @@ _args = click.argument("args", nargs=-1, type=click.UNPROCESSED)
 _PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
-@main.command(context_settings=_PASSES_ON, short_help="run your own script on a cluster here")
+@main.command(
+    context_settings=_PASSES_ON, short_help="run your own script on a cluster here", cleans=True
+)
 @options_of(ScriptRun)
 @trusts
 @_script
@@ -53,9 +55,9 @@ def scheduler(**options: Any) -> None:
 
     role = converted(options, SchedulerRole)
     if passed := resumed_at(role.resume, role.resume_at):
-        from shoal.storage.shards import SavedShards
+        from shoal.storage.shard_files import SavedTables
 
-        saved = SavedShards(Path(begun_with(role.resume, passed)))
+        saved = SavedTables(Path(begun_with(role.resume, passed)))
         role = msgspec.structs.replace(role, fragment_rows=saved.fragment_rows, passed=passed)
     if role.slow_workers == "backup":
         raise click.UsageError(

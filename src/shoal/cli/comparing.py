@@ -31,12 +31,12 @@ from shoal.jobs.trust import check_job_file, check_run
 from shoal.storage.comparison_folder import ComparisonFolder
 
 ONE_RUN = (  # fields of a job that say what becomes of one run
-    *("data", "layers", "title", "out", "resume", "resume_at", "on_worker_loss", "slow_workers"),
+    *("layers", "title", "out", "resume", "resume_at", "on_worker_loss", "slow_workers"),
     *("on_timeout", "checkpoint_every", "checkpoint_every_s", "keep_checkpoints"),
 )
 
 
-@main.command(short_help="compare strategies, with a report of figures")
+@main.command(short_help="compare strategies, with a report of figures", cleans=True)
 @click.argument("comparison", metavar="[DATA|GRID.toml]", required=False)
 @options_of(Comparison)
 @option("--bandwidth", metavar="VALUE,...", section="Comparison", help="Mbit/s of every process's link: simulated, or by namespaces of the network (needs root); 0: no limit")  # noqa: E501  # fmt: skip
@@ -111,18 +111,29 @@ def compare(
 @main.command(short_help="draw the figures of a run or of a comparison")
 @click.argument("folder", metavar="RUN|COMPARISON", type=click.Path(path_type=Path))
 @option("--out", type=click.Path(dir_okay=False, path_type=Path), help="the page; report.html in the folder if not given")  # noqa: E501  # fmt: skip
+@option("--csv", "csv_to", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="write the points of each figure there as well, NAME.csv")  # noqa: E501  # fmt: skip
+@option("--svg", "svg_to", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="draw each figure there as well, NAME.svg (pip install matplotlib)")  # noqa: E501  # fmt: skip
 @option("--open", "opens", is_flag=True, help="show the page in a browser")
 @as_json
-def report(folder: Path, out: Path | None, opens: bool, as_json: bool) -> None:
+def report(
+    folder: Path,
+    out: Path | None,
+    csv_to: Path | None,
+    svg_to: Path | None,
+    opens: bool,
+    as_json: bool,
+) -> None:
     """Write a page of figures: one file, which needs no network and can be sent to others.
 
     \b
     shoal report shoal-runs/digits-20261122-160000
     shoal report shoal-runs/compare-mnist-20261122-160000 --json
+    shoal report shoal-runs/compare-mnist-20261122-160000 --svg figures --csv figures
     """
     from shoal.jobs.spec import load_run_job
     from shoal.reports.comparison import load_comparison
     from shoal.reports.events import load_run
+    from shoal.reports.exports import write_csv, write_svg
     from shoal.reports.page import page_of_comparison, page_of_run
 
     if ComparisonFolder(folder).comparison.is_file():
@@ -130,12 +141,16 @@ def report(folder: Path, out: Path | None, opens: bool, as_json: bool) -> None:
     else:
         page = page_of_run(load_run(folder), load_run_job(folder))
     path = out or ComparisonFolder(folder).report
+    files = write_svg(page.figures, svg_to) if svg_to else []
+    files += write_csv(page.figures, csv_to) if csv_to else []
     page.write(path)
     if as_json:
-        table = page.compared.table()
-        click.echo(json.dumps({"report": str(path), "table": table, "warnings": page.warnings}))
+        table, names = page.compared.table(), [str(each) for each in files]
+        found = {"report": str(path), "figures": names, "table": table, "warnings": page.warnings}
+        click.echo(json.dumps(found))
     else:
-        click.echo(path)
+        for each in (path, *files):
+            click.echo(each)
     if opens:
         click.launch(str(path))
 
@@ -147,6 +162,8 @@ def _comparison(source: str | None, flags: Mapping[str, Any], trust: bool) -> Co
     if source and source.endswith(".toml"):
         file = load_job(Path(source), "comparison file")
     elif source:
+        if "data" in flags:
+            raise click.UsageError(f"give {source} or --data {flags['data']}, not both")
         options["data"] = source
     for name, value in flags.items():
         if name == "set":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
@@ -50,7 +51,19 @@ class SectionedOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """A command whose --help groups options by section."""
+    """A command whose --help groups options by section.
+
+    cleans:  whether it has `ended_by_signals` around what it begins; until then, and after it, a
+             signal ends the process at once
+    """
+
+    def __init__(self, *args: Any, cleans: bool = False, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._cleans = cleans
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with nullcontext() if self._cleans else _handled(*USUAL):
+            return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in SECTIONS}
@@ -255,18 +268,36 @@ class _Terminated(KeyboardInterrupt):
     """By SIGTERM, not by Ctrl-C."""
 
 
+def _terminate(*_: object) -> None:
+    raise _Terminated
+
+
+USUAL = (signal.default_int_handler, signal.SIG_DFL)  # Python's, for SIGINT and SIGTERM
+
+
 @contextmanager
-def ended_by_signals() -> Any:
-    """Let SIGTERM clean up as Ctrl-C does, and say so once the processes of the run have ended."""
-
-    def terminate(*_: object) -> None:
-        raise _Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
+def _handled(interrupt: Any, terminate: Any) -> Iterator[None]:
+    """Have these handlers for SIGINT and SIGTERM. What a shell has set to be ignored stays so."""
+    wanted = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
+    if current_thread() is not main_thread():  # where handlers can be set
+        wanted = {}
+    before = {number: signal.getsignal(number) for number in wanted}
+    before = {n: handler for n, handler in before.items() if handler is not signal.SIG_IGN}
     try:
+        for number in before:
+            signal.signal(number, wanted[number])
         yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM clean up as Ctrl-C does, and say so once the processes of the run have ended."""
+    try:
+        with _handled(signal.default_int_handler, _terminate):
+            yield
     except KeyboardInterrupt as interrupt:
         said = ("every process of the run has been ended", *map(str, interrupt.args))
         raise type(interrupt)("; ".join(said)) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)

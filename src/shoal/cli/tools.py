@@ -63,7 +63,7 @@ def simulate(
         sys.exit(EXIT_FAILED)
 
 
-@main.command(short_help="inject faults into a job, and check that nothing is lost")
+@main.command(short_help="inject faults into a job, and check that nothing is lost", cleans=True)
 @click.argument("job", metavar="DATA|JOB.toml", required=False)
 @option(
     "--kills",
@@ -86,7 +86,7 @@ def simulate(
     section="Faults",
     help="inject the next fault before all rows have all their replicas again",
 )
-@options_of(JobSpec, leave_out=("layers", "data", "on_worker_loss"), **CHAOS)
+@options_of(JobSpec, leave_out=("layers", "on_worker_loss"), **CHAOS)
 @trusts
 @as_json
 def chaos(
@@ -198,7 +198,7 @@ def export(run: str, form: str, out: str) -> None:
         click.echo(path)
 
 
-@main.command(short_help="predict with a model of `shoal train ctr`")
+@main.command(short_help="predict with a model of `shoal train ctr`", cleans=True)
 @click.argument("run", type=click.Path(file_okay=False))
 @click.argument("file", type=click.Path())
 @option("--out", default="", help="file for the predictions; standard output if not given")

@@ -19,9 +19,9 @@ from shoal.jobs.spec import JobSpec, continued, from_mapping, load_job
 from shoal.jobs.trust import check_job_file
 
 
-@main.command(short_help="train a model on this machine")
+@main.command(short_help="train a model on this machine", cleans=True)
 @click.argument("job", metavar="DATA|JOB.toml", required=False)
-@options_of(JobSpec, leave_out=("layers", "data"))
+@options_of(JobSpec, leave_out=("layers",))
 @trusts
 @as_json
 @click.option("--next-steps", is_flag=True, hidden=True)
@@ -35,6 +35,7 @@ def train(job: str | None, as_json: bool, next_steps: bool, trust: bool, **optio
     shoal train digits --workers 2 --servers 2
     shoal train mnist --strategy ssp --staleness 2 --epochs 3
     shoal train csv:wine.csv.gz --model mlp --lr 0.05
+    shoal train --data mine.py:load --model mine.py:make
     """
     from shoal.apps.train.command import run_job
     from shoal.data.places import search_path
@@ -57,7 +58,7 @@ def train(job: str | None, as_json: bool, next_steps: bool, trust: bool, **optio
         click.echo(json.dumps(summary))
 
 
-@main.command("train ctr", short_help="train a model of clicks on sparse features")
+@main.command("train ctr", short_help="train a model of clicks on sparse features", cleans=True)
 @click.argument("train", metavar="[TRAIN]", required=False, default="")
 @options_of(CtrSpec, leave_out=("train",))
 @trusts
@@ -84,7 +85,7 @@ def train_ctr(as_json: bool, trust: bool, **options: Any) -> None:
     tell(as_json, summary, show_summary)
 
 
-@main.command("train word2vec", short_help="train vectors of words on text")
+@main.command("train word2vec", short_help="train vectors of words on text", cleans=True)
 @click.argument("texts", metavar="[TEXT...]", nargs=-1)
 @options_of(WordsSpec, leave_out=("texts",))
 @trusts
@@ -128,7 +129,9 @@ def job_values(job: str | None, flags: Mapping[str, Any], trust: bool = False) -
             pairs = pairs_of(flags[field], flag)
             asked[field] = {name: value_of(text) for name, text in pairs.items()}
     if job and not job.endswith(".toml"):
-        asked = {"data": job, **asked}
+        if "data" in asked:
+            raise click.UsageError(f"give {job} or --data {asked['data']}, not both")
+        asked["data"] = job
     file = load_job(Path(job)) if job and job.endswith(".toml") else {}
     if file:
         used = {name: value for name, value in file.items() if name not in asked}

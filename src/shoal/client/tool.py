@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from shoal.client.connect import scheduler_at, token_at
+from shoal.client.places import scheduler_at, token_at
 from shoal.node.node import Node
 from shoal.protocol.machine import Machine
 from shoal.transport import Identity

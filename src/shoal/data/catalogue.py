@@ -60,8 +60,10 @@ def find_source(name: str) -> DatasetSource:
 
     Raises:
         UnknownName: no data set is called so; the text lists the known ones.
-        InvalidValue: `csv:` without a path.
+        InvalidValue: `csv:` without a path, or a file of Python without a function.
     """
+    if (file := name.removesuffix(":")).endswith(".py"):
+        raise InvalidValue(f"{file} has functions: say which one returns the data, {file}:FUNCTION")
     path = name.removeprefix("csv:")
     if path == name and not name.endswith(CSV_SUFFIXES):
         return datasets[name]

@@ -16,6 +16,7 @@ from shoal.engines.local import LocalEngine
 from shoal.engines.options import ResumableRun, RunOptions, SchedulerRole, ServerRole
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.scratch import ScratchFolder
+from shoal.storage.shard_files import SavedTables
 
 
 def start_cluster(
@@ -120,9 +121,7 @@ def run_tasks(
     )
     told["leases"] = str(engine.folder.leases.resolve())
     if init:
-        from shoal.storage.shards import SavedShards
-
-        told["fragment_rows"] = SavedShards(Path(init)).fragment_rows
+        told["fragment_rows"] = SavedTables(Path(init)).fragment_rows
     if isinstance(run, ResumableRun):
         told["checkpoint_every_s"] = run.checkpoint_every_s
         server = msgspec.structs.replace(

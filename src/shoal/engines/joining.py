@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from shoal.client.client import Client
-from shoal.client.connect import scheduler_at, token_at
 from shoal.client.context import Context, joined, set_current
 from shoal.client.options import ClientOptions
+from shoal.client.places import scheduler_at, token_at
 from shoal.engines.cluster import cluster_here
 from shoal.engines.local import LocalEngine
 from shoal.engines.torchrun import gather

@@ -170,7 +170,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if not varied and axis != BANDWIDTH:
                 fields[axis] = value
             if len(axes[axis]) > 1:
-                shown.append(f"{(*varied, axis)[0]}={value}")
+                labels = {label_of(each) for each in axes[axis]}  # of all, to tell them apart
+                shown_value = label_of(value) if len(labels) == len(axes[axis]) else value
+                shown.append(f"{(*varied, axis)[0]}={shown_value}")
         fields["set"] = settings
         bandwidth = values.get(BANDWIDTH, 0)
         number = isinstance(bandwidth, int | float) and not isinstance(bandwidth, bool)
@@ -214,6 +216,15 @@ def settings_of(axis: str, strategy: str) -> list[str]:
     """The settings that an axis varies and the strategy has; none, if it is a field of the job."""
     known = strategies[strategy].Settings.__struct_fields__
     return [name for name in names_of(axis) if name in known] if axis.startswith(SET) else []
+
+
+def label_of(value: Any) -> str:
+    """A value as titles have it: the name of a file without its folder.
+
+    >>> label_of("digits"), label_of("csv:/data/wine.csv"), label_of("/nets/mine.py:small")
+    ('digits', 'wine.csv', 'mine.py:small')
+    """
+    return str(value).removeprefix("csv:").rpartition("/")[2]
 
 
 def strategy_label(name: str) -> str:

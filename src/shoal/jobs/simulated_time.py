@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -16,7 +17,7 @@ class SimulatedTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     # fmt: off
     batch_s: Annotated[float, option("Simulated time", "seconds that a worker computes for a batch; 0: measured here", ge=0)] = 0.0
-    pace: Annotated[str, option("Simulated time", "how many times as long each worker takes, such as 1,1,1,4; the others 1")] = ""
+    pace: Annotated[str | float | list[float], option("Simulated time", "how many times as long each worker takes, such as 1,1,1,4; the others 1")] = ""
     turn: Annotated[int, option("Simulated time", "batches after which paces go on to the next worker, so that each is slow in turn; 0: never", ge=0)] = 0
     jitter: Annotated[float, option("Simulated time", "standard deviation of the logarithm of a batch's seconds", ge=0)] = 0.0
     latency_ms: Annotated[float, option("Simulated time", "milliseconds that a message takes, beside its bytes", ge=0)] = 0.2
@@ -28,11 +29,20 @@ class SimulatedTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def paces(self, workers: int) -> list[float]:
         """Each worker's pace.
 
-        >>> SimulatedTime(pace="1,4").paces(3)
-        [1.0, 4.0, 1.0]
+        >>> SimulatedTime(pace="1,4").paces(3), SimulatedTime(pace=[1, 4]).paces(1)
+        ([1.0, 4.0, 1.0], [1.0, 4.0])
         """
+        match self.pace:
+            case "":
+                values: Sequence[str | float] = ()
+            case str(text):
+                values = text.split(",")
+            case list(values):
+                pass
+            case number:
+                values = [number]
         try:
-            found = [float(each) for each in self.pace.split(",")] if self.pace else []
+            found = [float(each) for each in values]
         except ValueError:
             found = [0.0]
         if any(not 0 < each < float("inf") for each in found):

@@ -32,12 +32,12 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     """A training job. Field names are flags with `-` for `_`, and keys of a TOML file."""
 
     # fmt: off
-    data: Annotated[str, option("Data", "data set: digits, mnist, cifar10, csv:PATH, or MODULE:FUNCTION")] = "digits"
+    data: Annotated[str, option("Data", "data set: digits, mnist, cifar10, csv:PATH, or FILE.py:FUNCTION (MODULE:FUNCTION) that returns train_x, train_y, test_x, test_y; here, or as the argument DATA")] = "digits"
     data_dir: Annotated[str, option("Data", "folder that is searched first for data sets")] = ""
     assignment: Annotated[str, option("Data", "how samples are split among workers: iid, noniid, or static:2,1,1")] = "iid"
     block_size: Annotated[int, option("Data", "samples that stay together in a split", ge=1)] = 16
     redundancy: Annotated[int, option("Data", "workers that get each block", ge=1)] = 1
-    model: Annotated[str, option("Model", "mlp, cnn, or MODULE:FUNCTION that returns a torch module; the data set's usual one if not given")] = ""
+    model: Annotated[str, option("Model", "mlp, cnn, or FILE.py:FUNCTION (MODULE:FUNCTION) that returns a torch module; the data set's usual one if not given")] = ""
     layers: Annotated[list[Layer], option("Model", "the model as torch.nn layers, shapes inferred")] = []  # noqa: RUF012
     init: Annotated[str, option("Model", "file of initial weights, .safetensors")] = ""
     dtype: Annotated[Literal["float32", "float64"], option("Model", "type of the parameters")] = "float32"
@@ -49,7 +49,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     max_steps: Annotated[int, option("Training", "steps after which training stops; 0: no limit", ge=0)] = 0
     batch_size: Annotated[int, option("Training", "samples of a worker in a step", ge=1)] = 64
     global_batch_size: Annotated[int, option("Training", "samples of all workers together in a step, instead of --batch-size; 0: not used", ge=0)] = 0
-    optimizer: Annotated[str, option("Training", "sgd, adagrad, rmsprop, adadelta, adam, ..., on the servers: `shoal list tables` has all, and their options")] = "adam"
+    optimizer: Annotated[str, option("Training", "sgd, adagrad, rmsprop, adadelta, adam, ..., on the servers: `shoal list tables` has all, and their options; the strategy's usual one if not given, which is sgd for eamsgd and adam for the others")] = ""
     lr: Annotated[float, option("Training", "learning rate; 0: the optimizer's usual one", ge=0.0)] = 0.0
     schedule: Annotated[Literal["constant", "linear", "cosine"], option("Training", "decay of the learning rate over the run")] = "cosine"
     optimizer_options: Annotated[Options, option("Training", "option of the optimizer, such as momentum=0.9; may be repeated")] = {}  # noqa: RUF012
@@ -77,6 +77,16 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
         return self.global_batch_size // self.workers or self.batch_size
 
     @property
+    def chosen_optimizer(self) -> str:
+        """Its optimizer; its strategy's usual one if none is given."""
+        return self.optimizer or strategies[self.strategy].Settings.optimizer
+
+    @property
+    def resolved(self) -> JobSpec:
+        """This job with the optimizer that it has where none is given."""
+        return msgspec.structs.replace(self, optimizer=self.chosen_optimizer)
+
+    @property
     def uses_servers(self) -> bool:
         """Whether its strategy, with its settings, has the parameters in tables on servers."""
         return strategies[self.strategy].with_servers(self.set)
@@ -93,7 +103,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
 
     def access_options(self, updates: int) -> Options:
         """The optimizer's options, its learning rate scheduled over that many updates."""
-        lr = self.lr or USUAL_LR.get(self.optimizer, 0.01)
+        lr = self.lr or USUAL_LR.get(self.chosen_optimizer, 0.01)
         schedule: Options = {}
         if self.schedule != "constant" and "schedule" not in self.optimizer_options:
             name = {"linear": "polynomial", "cosine": "cosine"}[self.schedule]
@@ -106,7 +116,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
         passed: clocks of the run that this one continues
         """
         return StrategyOptions(
-            Access(self.optimizer, self.access_options(updates)),
+            Access(self.chosen_optimizer, self.access_options(updates)),
             self.staleness,
             self.apply_at,
             batch=float(self.worker_batch),

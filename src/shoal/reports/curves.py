@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WORKER = re.compile("worker-[0-9]+$")
-POINTS = 60  # of a curve of losses, each the mean over as many samples
+POINTS = 60  # of a curve of losses, at most
+Steps = Sequence[tuple["Point", float]]  # a point for each step, with its samples
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ class Curves:
     """What a run's events say of its progress.
 
     Attributes:
-        loss: training loss, of all workers.
+        loss: training loss, of all workers: means over equal numbers of samples, in the order of
+            the seconds.
+        loss_by_step: the same against steps: means over steps of like number, of all workers.
         accuracy: test accuracy, of the worker of lowest rank, the last with the final parameters.
         test_loss: the same of the loss on test data.
         idle: by rank, the share of a worker's time that it has waited.
@@ -80,6 +83,7 @@ class Curves:
     """
 
     loss: list[Point] = field(default_factory=list)
+    loss_by_step: list[Point] = field(default_factory=list)
     accuracy: list[Point] = field(default_factory=list)
     test_loss: list[Point] = field(default_factory=list)
     idle: dict[int, float] = field(default_factory=dict)
@@ -121,7 +125,8 @@ def curves_of(events: Iterable[Mapping[str, Any]]) -> Curves:
             evals.setdefault(rank, []).append(both)
     shown = evals[min(evals)] if evals else []
     return Curves(
-        _means(steps),
+        _over_time(steps),
+        _by_step(steps),
         [accuracy for accuracy, _ in shown],
         [loss for _, loss in shown],
         {
@@ -142,16 +147,47 @@ def _at(
     return event["step"], seconds, float(sum(worker.bytes for worker in workers.values()))
 
 
-def _means(steps: Sequence[tuple[Point, float]]) -> list[Point]:
-    """At most POINTS means over about as many samples, each at their mean step and last time."""
+def _over_time(steps: Steps) -> list[Point]:
+    """At most POINTS means over about as many samples, each at their mean step and last time.
+
+    Workers are at unlike steps at a time, so that these steps may go back.
+    """
     whole = sum(samples for _, samples in steps)
     means: list[Point] = []
-    total = passed = weight = step = 0.0
-    for number, (point, samples) in enumerate(steps, 1):
-        total, weight, passed = total + point.value * samples, weight + samples, passed + samples
-        step += point.step * samples
-        due = passed * POINTS >= whole * (len(means) + 1) or number == len(steps)
-        if due and weight:
-            means.append(Point(step / weight, point.seconds, point.bytes, total / weight))
-            total = weight = step = 0.0
+    group: list[tuple[Point, float]] = []
+    passed = 0.0
+    for number, each in enumerate(sorted(steps, key=lambda each: each[0].seconds), 1):
+        group.append(each)
+        passed += each[1]
+        if passed * POINTS >= whole * (len(means) + 1) or number == len(steps):
+            means += _mean(group)
+            group = []
     return means
+
+
+def _by_step(steps: Steps) -> list[Point]:
+    """At most POINTS means, each over as many consecutive numbers of steps of all workers."""
+    if not steps:
+        return []
+    first = min(point.step for point, _ in steps)
+    span = max(point.step for point, _ in steps) - first + 1
+    groups: dict[int, list[tuple[Point, float]]] = {}
+    for each in steps:
+        place = each[0].step - first
+        groups.setdefault(int(place * POINTS // span if span > POINTS else place), []).append(each)
+    return [mean for _, group in sorted(groups.items()) for mean in _mean(group)]
+
+
+def _mean(group: Steps) -> list[Point]:
+    """The mean of some steps, weighted by their samples; none of steps without any."""
+    weight = sum(samples for _, samples in group)
+    if not weight:
+        return []
+    step, value = (
+        sum(getattr(point, name) * samples for point, samples in group) / weight
+        for name in ("step", "value")
+    )
+    seconds, moved = (
+        max(getattr(point, name) for point, _ in group) for name in ("seconds", "bytes")
+    )
+    return [Point(step, seconds, moved, value)]

@@ -28,7 +28,8 @@ class Figure:
     Attributes:
         name: of its element.
         title: what it shows.
-        traces: as Plotly takes them; of a learning curve, `meta.x` has the values of each x axis.
+        traces: as Plotly takes them; of a learning curve, `meta.x` and `meta.y` have the values for
+            each x axis, and `meta.least` and `meta.most` those of a band around it.
         x, y: titles of the axes; no `x` where the reader chooses it.
         note: how its values come from the events.
         percent: whether values are shares.
@@ -50,9 +51,9 @@ class Figure:
 def figures_of(cells: Sequence[CellRuns], threshold: float) -> list[Figure]:
     """All figures that these runs have something to show in."""
     made = [
-        _learning_curve(cells, "accuracy", lambda curves: curves.accuracy),
-        _learning_curve(cells, "loss", lambda curves: curves.loss),
-        _learning_curve(cells, "test_loss", lambda curves: curves.test_loss),
+        _learning_curve(cells, "accuracy", lambda curves, _: curves.accuracy),
+        _learning_curve(cells, "loss", _losses),
+        _learning_curve(cells, "test_loss", lambda curves, _: curves.test_loss),
         _idle(cells),
         _staleness(cells),
         *_sweeps(cells, threshold),
@@ -67,7 +68,8 @@ COURSES = {
     ),
     "loss": (
         "Training loss",
-        "Mean loss of the batches of all workers, from step events, over equal numbers of samples.",
+        "Mean loss of the batches of all workers, from step events: against steps, over steps of "
+        "like number; against time and bytes, over equal numbers of samples.",
     ),
     "test_loss": (
         "Test loss",
@@ -76,29 +78,28 @@ COURSES = {
 }
 
 
+def _losses(curves: Curves, axis: str) -> list[Point]:
+    return curves.loss_by_step if axis == "step" else curves.loss
+
+
 def _learning_curve(
-    cells: Sequence[CellRuns], name: str, points_of: Callable[[Curves], list[Point]]
+    cells: Sequence[CellRuns], name: str, points_of: Callable[[Curves, str], list[Point]]
 ) -> Figure:
     title, note = COURSES[name]
     traces: list[Trace] = []
     for number, cell in enumerate(cells):
-        drawn = [points_of(curves) for curves in cell.curves.values()]
-        points = list(zip(*(each for each in drawn if each), strict=False))
-        points = [each for each in points if all(isfinite(point.value) for point in each)]
-        if not points:
+        lines = {axis: _means(cell, axis, points_of) for axis in AXES_X}
+        length = max(map(len, lines.values()))
+        if not length:
             continue
-        means = {x: [fmean(getattr(p, x) for p in each) for each in points] for x in AXES_X}
-        common = {"legendgroup": cell.name, "meta": {"cell": number, "x": means}}
-        if len(drawn) > 1:
-            edges = [*map(_greatest, points), *map(_least, reversed(points))]
-            there_and_back = {x: values + values[::-1] for x, values in means.items()}
-            band = {**common, "meta": {"cell": number, "x": there_and_back, "band": True}}
-            traces.append(
-                {**band, "y": edges, "fill": "toself", "hoverinfo": "skip", "showlegend": False}
-            )
-        mode = "lines+markers" if len(points) < POINTS_MARKED else "lines"
-        values = [fmean(point.value for point in each) for each in points]
-        traces.append({**common, "name": cell.name, "y": values, "mode": mode})
+        shown = ("x", "y", "least", "most") if len(cell.curves) > 1 else ("x", "y")
+        values = {
+            name: {axis: [getattr(mean, name) for mean in line] for axis, line in lines.items()}
+            for name in shown
+        }
+        mode = "lines+markers" if length < POINTS_MARKED else "lines"
+        meta = {"cell": number, **values}
+        traces.append({"name": cell.name, "legendgroup": cell.name, "mode": mode, "meta": meta})
     seeds = max((len(cell.runs) for cell in cells), default=0)
     if seeds > 1:
         note += f" Lines are means of {seeds} seeds, bands reach from the least to the greatest."
@@ -108,12 +109,28 @@ def _learning_curve(
 POINTS_MARKED = 25  # markers on longer curves would hide them
 
 
-def _least(points: Sequence[Point]) -> float:
-    return min(point.value for point in points)
+@dataclass(frozen=True)
+class _Mean:
+    """A point of a line: the mean of the runs of all seeds, and the least and greatest of them."""
+
+    x: float
+    y: float
+    least: float
+    most: float
 
 
-def _greatest(points: Sequence[Point]) -> float:
-    return max(point.value for point in points)
+def _means(
+    cell: CellRuns, axis: str, points_of: Callable[[Curves, str], list[Point]]
+) -> list[_Mean]:
+    """A cell's line against an axis, from left to right; without what is not finite."""
+    drawn = [points_of(curves, axis) for curves in cell.curves.values()]
+    found = []
+    for points in zip(*filter(None, drawn), strict=False):
+        values = [point.value for point in points]
+        if all(map(isfinite, values)):
+            x = fmean(getattr(point, axis) for point in points)
+            found.append(_Mean(x, fmean(values), min(values), max(values)))
+    return sorted(found, key=lambda mean: mean.x)
 
 
 def _idle(cells: Sequence[CellRuns]) -> Figure:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from shoal.reports.events import NewEvents
+from shoal.reports.numbers import decimal_bytes, percent, seconds, significant
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -129,16 +130,17 @@ class Live:
 def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[float]) -> None:
     """The figures of a run in one table, with the loss's course above."""
     if losses:
-        console.print(f"loss  {sparkline(losses)}  {losses[0]:.3f} -> {losses[-1]:.3f}")
+        first, last = significant(losses[0]), significant(losses[-1])
+        console.print(f"loss  {sparkline(losses)}  {first} -> {last}")
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = {
-        "test accuracy": f"{summary['accuracy']:.4f}",
-        "test loss": f"{summary['loss']:.4f}",
-        "samples/s": f"{summary['samples_per_s']:,.0f}",
-        "wall time": f"{summary['wall_s']:.1f} s",
+        "test accuracy": significant(summary["accuracy"]),
+        "test loss": significant(summary["loss"]),
+        "samples/s": significant(summary["samples_per_s"]),
+        "wall time": seconds(summary["wall_s"]),
         "sent": decimal_bytes(summary["bytes_sent"]),
         "received": decimal_bytes(summary["bytes_received"]),
-        "staleness": f"{summary['staleness']:.2f} clocks on average",
+        "staleness": f"{significant(summary['staleness'])} clocks on average",
         "run": summary["run_dir"],
         "figures": f"shoal report {summary['run_dir']}",
     }
@@ -163,27 +165,14 @@ def show_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> None
     for title in ("accuracy", reached, "training", "bytes", "idle", "stale"):
         table.add_column(title, justify="right", no_wrap=True, min_width=len(title))
     for row in rows:
-        spread = "" if row["accuracy_sd"] is None else f" ± {row['accuracy_sd']:.1%}"
+        spread = "" if row["accuracy_sd"] is None else f" ± {percent(row['accuracy_sd'])}"
         table.add_row(
             row["cell"],
-            "" if row["accuracy"] is None else f"{row['accuracy']:.2%}{spread}",
-            "" if row["time_to"] is None else f"{row['time_to']:.2f} s",
-            f"{row['seconds']:.2f} s",
+            "" if row["accuracy"] is None else f"{percent(row['accuracy'])}{spread}",
+            "" if row["time_to"] is None else seconds(row["time_to"]),
+            seconds(row["seconds"]),
             decimal_bytes(row["bytes"]),
-            "" if row["idle"] is None else f"{row['idle']:.0%}",
-            "" if row["staleness"] is None else f"{row['staleness']:.1f}",
+            "" if row["idle"] is None else percent(row["idle"]),
+            "" if row["staleness"] is None else significant(row["staleness"]),
         )
     console.print(table)
-
-
-def decimal_bytes(count: float) -> str:
-    """Bytes in units of 1000.
-
-    >>> decimal_bytes(12), decimal_bytes(12_345)
-    ('12 B', '12.3 kB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.1f} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from shoal.errors import InvalidValue
-from shoal.jobs.comparison import Comparison, names_of
+from shoal.jobs.comparison import Comparison, label_of, names_of, strategy_label
 from shoal.reports.comparison import CellRuns, ComparedRuns
 from shoal.reports.events import Run
-from shoal.reports.figures import figures_of
-from shoal.reports.live import decimal_bytes
+from shoal.reports.figures import Figure, figures_of
+from shoal.reports.numbers import decimal_bytes, percent, seconds, significant
 from shoal.storage.files import write_whole
 
 Row = Mapping[str, Any]
@@ -37,26 +38,14 @@ class Column:
     best: Callable[[Sequence[float]], float] | None
 
 
-def _percent(value: float) -> str:
-    return f"{value:.2%}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
-
-
 COLUMNS = (
-    Column("accuracy", "test accuracy", _percent, max),
-    Column("loss", "test loss", _number, min),
-    Column("time_to", "time to accuracy {threshold:.1%}", _seconds, min),
-    Column("seconds", "training time", _seconds, min),
+    Column("accuracy", "test accuracy", percent, max),
+    Column("loss", "test loss", significant, min),
+    Column("time_to", "time to accuracy {threshold:.1%}", seconds, min),
+    Column("seconds", "training time", seconds, min),
     Column("bytes", "bytes", decimal_bytes, min),
-    Column("idle", "idle", "{:.1%}".format, min),
-    Column("staleness", "staleness", _number, None),
+    Column("idle", "idle", percent, min),
+    Column("staleness", "staleness", significant, None),
 )
 
 
@@ -71,11 +60,15 @@ class Page:
     settings: dict[str, str]
     warnings: list[str] = field(default_factory=list)
 
+    @cached_property
+    def figures(self) -> list[Figure]:
+        """Its figures."""
+        return figures_of(self.compared.cells, self.compared.threshold())
+
     def write(self, path: Path) -> None:
         """Write it."""
-        cells = self.compared.cells
+        cells, figures = self.compared.cells, self.figures
         threshold = self.compared.threshold()
-        figures = figures_of(cells, threshold)
         rows = self.compared.table()
         drawn = json.dumps([asdict(each) for each in figures]).replace("<", "\\u003c")
         environment = Environment(
@@ -122,7 +115,8 @@ def page_of_comparison(compared: ComparedRuns) -> Page:
         have = "1 run has" if missing == 1 else f"{missing} runs have"
         warnings.append(f"{have} not ended: shoal compare --resume {path}")
     return Page(
-        f"{comparison.job.get('data', 'digits')} by {', '.join(varied) or 'seed'}",
+        str(comparison.job.get("title", ""))
+        or f"{label_of(comparison.job.get('data', 'digits'))} by {', '.join(varied) or 'seed'}",
         compared,
         facts,
         [
@@ -146,7 +140,7 @@ def page_of_run(run: Run, job: Mapping[str, Any]) -> Page:
             f"{run.path} is a run of `shoal train {job['application']}`, whose events do not have "
             "what a report draws; its summary.json has its figures"
         )
-    name = str(job.get("strategy", "run"))
+    name = strategy_label(str(job.get("strategy", "run")))
     compared = ComparedRuns(run.path, Comparison(), [CellRuns(name, {}, {0: run})])
     workers = _count(len(run.steps), "worker")
     simulated = bool(run.summary.get("simulated"))
@@ -154,7 +148,7 @@ def page_of_run(run: Run, job: Mapping[str, Any]) -> Page:
     endings = [event["reason"] for event in run.events if event["kind"] == "ending"]
     unended = f"This run has not ended: {endings[-1]}" if endings else "This run has not ended."
     return Page(
-        f"{job.get('data', 'a run')}: {name}",
+        str(job.get("title", "")) or f"{label_of(job.get('data', 'a run'))}: {name}",
         compared,
         [f"Strategy {name}, {workers}, {where}."],
         [

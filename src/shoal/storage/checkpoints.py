@@ -14,17 +14,22 @@ from pathlib import Path
 from queue import SimpleQueue
 from shutil import rmtree
 from threading import Lock, Thread
+from typing import TYPE_CHECKING
 
 import msgspec
-from torch import Tensor
 
 from shoal.errors import DataCorrupt, DataMissing, UnknownFormat, UsageError
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
 from shoal.storage.run_folder import folder_of
-from shoal.storage.shards import SINCE, SINCE_CRC, SavedShards, Tables, with_earlier
-from shoal.storage.verified import read_told, read_verified, write_verified
+from shoal.storage.shard_files import SINCE, SINCE_CRC, Tables, with_earlier
+from shoal.storage.verified import check_verified, read_told, write_verified
 from shoal.tables.spec import TableSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shoal.storage.shards import SavedShards
 
 WORKERS = "workers"  # in what a worker's file says: the ranks that make a checkpoint without rows
 WAITING_BYTES = 1 << 30  # of shards that wait to be written; a single one may be larger
@@ -280,7 +285,7 @@ class Checkpoints:
         for path in sorted(self.path(clock).glob("*.safetensors")):
             try:
                 for each in with_earlier(path):
-                    read_verified(each)
+                    check_verified(each)
             except (DataMissing, DataCorrupt) as error:
                 return error.message
         return ""

@@ -14,25 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.errors import AccessFailed, DataCorrupt, DataMissing, InvalidValue, UsageError
+from shoal.errors import AccessFailed, DataCorrupt, InvalidValue
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.server.shard_store import OpenStore, ShardStore
 from shoal.protocol.views import NO_VIEW, ViewId
-from shoal.storage.files import damaged
-from shoal.storage.run_folder import shard_files
-from shoal.storage.verified import CRC, read_some, read_told, read_verified, write_verified
+from shoal.storage.shard_files import (
+    LAYOUT,
+    PLACES,
+    SavedPart,
+    SavedTables,
+    Tables,
+    contradiction,
+    with_earlier,
+)
+from shoal.storage.verified import read_some, read_verified, write_verified
 from shoal.tables.custom.calls import elements
 from shoal.tables.saved import problem_of, problem_of_changes
 from shoal.tables.snapshots import overlaid
 from shoal.tables.spec import TableSpec
-
-Tables = list[tuple[TableSpec, tuple[int, int]]]
-Places = tuple[ViewId, list[int]]
-# In a file's metadata:
-SINCE = "since"  # the folder with the file whose changes this one has
-SINCE_CRC = "since_crc32"  # that file's checksum
-PLACES = "places"  # the view, and of each shard its place in its chain, from the tail
-LAYOUT = ("kind", "row_shape", "dtype", "rows")  # of a table, on which its tensors depend
 
 
 def save_shards(
@@ -56,26 +55,13 @@ def save_shards(
     write_verified(folder / f"server-{rank}.safetensors", tensors, told)
 
 
-class SavedPart(msgspec.Struct, frozen=True):
-    """A shard in a file.
-
-    number:  which of the file's shards it is
-    place:   its order among replicas: latest view first, then nearest to the tail
-    """
-
-    path: Path
-    number: int
-    spec: TableSpec
-    rows: KeyRange
-    place: tuple[int, int, int]
-
-
 class SavedShards:
     """The shards of a run that has ended, or of a checkpoint.
 
     A file's rows are verified when they are first read.
 
     folder: of the run, or of its shards
+    tables: the specifications of its tables, by name
 
     Raises:
         DataMissing: it has no shards
@@ -85,23 +71,10 @@ class SavedShards:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._parts = [part for path in shard_files(folder) for part in _parts_of(path)]
+        saved = SavedTables(folder)
+        self._parts = saved.parts
+        self.tables = saved.specs
         self._verified: set[Path] = set()
-        first: dict[str, SavedPart] = {}
-        for part in self._parts:
-            other = first.setdefault(part.spec.name, part)
-            if _layout(other.spec) != _layout(part.spec):
-                raise _contradiction(part, f"{other.path} has another table of that name")
-
-    @property
-    def tables(self) -> dict[str, TableSpec]:
-        """The tables by name."""
-        return {part.spec.name: part.spec for part in self._parts}
-
-    @property
-    def fragment_rows(self) -> dict[str, int]:
-        """The tables' fragment sizes, which a run that begins with these shards keeps."""
-        return {name: spec.fragment_rows for name, spec in self.tables.items()}
 
     def parts(
         self, table: str, wanted: KeyRange | None = None
@@ -166,7 +139,7 @@ class SavedShards:
                 except AccessFailed as error:
                     raise AccessFailed(f"{part.path}: {error.message}") from None
                 except (LookupError, TypeError, ValueError, RuntimeError) as error:
-                    raise _contradiction(part, f"{type(error).__name__}: {error}") from None
+                    raise contradiction(part, f"{type(error).__name__}: {error}") from None
             return shard
 
         return opened
@@ -184,63 +157,9 @@ class SavedShards:
             problem = problem_of_changes(state, changes)
             if problem:
                 changed = msgspec.structs.replace(part, path=each)
-                raise _contradiction(changed, f"{problem}, as changes of {below}")
+                raise contradiction(changed, f"{problem}, as changes of {below}")
             state, below = overlaid(state, changes), each
         problem = problem_of(part.spec, part.rows, state)
         if problem:
-            raise _contradiction(part, problem)
+            raise contradiction(part, problem)
         return state
-
-
-def _layout(spec: TableSpec) -> list[object]:
-    return [getattr(spec, what) for what in LAYOUT]
-
-
-def _contradiction(part: SavedPart, problem: str) -> DataCorrupt:
-    return damaged(
-        part.path,
-        f"its rows {part.rows} of table {part.spec.name!r} are not what their specification says "
-        f"({problem})",
-    )
-
-
-def _parts_of(path: Path) -> list[SavedPart]:
-    told = read_told(path)
-    try:
-        tables = msgspec.json.decode(told.get("tables", ""), type=Tables)
-        (term, number), places = NO_VIEW, [0] * len(tables)
-        if PLACES in told:
-            (term, number), places = msgspec.json.decode(told[PLACES], type=Places)
-        parts = [
-            SavedPart(path, i, spec, KeyRange(*held), (-term, -number, place))
-            for i, ((spec, held), place) in enumerate(zip(tables, places, strict=True))
-        ]
-    except (ValueError, UsageError) as error:
-        raise damaged(path, f"it is no file of shards ({error})") from None
-    for part in parts:
-        if not part.spec.keys.covers(part.rows):
-            raise damaged(path, f"table {part.spec.name!r} has no rows {part.rows}")
-    return parts
-
-
-def with_earlier(path: Path) -> list[Path]:
-    """A file, and the earlier files whose changes it has; the last has all rows.
-
-    Raises:
-        DataMissing: an earlier file is not there
-        DataCorrupt: a file is not as it was written, or an earlier one is not the one that the
-            changes are of
-        UnknownFormat: another version of Shoal has written one
-    """
-    found, crc = [path], ""
-    while True:
-        told = read_told(found[-1])
-        if crc and told.get(CRC) != crc:  # another server has written it since
-            raise damaged(found[-2], f"its changes are of another {found[-1]}")
-        since, crc = told.get(SINCE, ""), told.get(SINCE_CRC, "")
-        earlier = path.parent.parent / since / path.name
-        if not since.isdigit() or earlier in found:
-            return found
-        if not earlier.exists():
-            raise DataMissing(f"{found[-1]} has changes of {earlier}, which does not exist")
-        found.append(earlier)

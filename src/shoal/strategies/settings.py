@@ -6,7 +6,7 @@ The papers' symbols are in the texts. Importable without torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -16,7 +16,13 @@ from shoal.tables.consistency import Quorum
 
 
 class StrategySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a strategy, each with a default: `--set name=value`. Here: none."""
+    """The settings of a strategy, each with a default: `--set name=value`. Here: none.
+
+    Attributes:
+        optimizer: the optimizer of a job that names none.
+    """
+
+    optimizer: ClassVar[str] = "adam"
 
 
 def setting(text: str, **bounds: Any) -> Any:
@@ -105,6 +111,7 @@ class ElasticSettings(StrategySettings, frozen=True, kw_only=True):
 class ElasticMomentumSettings(ElasticSettings, frozen=True, kw_only=True):
     """Settings of "eamsgd"."""
 
+    optimizer: ClassVar[str] = "sgd"  # the paper's: the momentum is the strategy's own
     delta: Annotated[float, setting("delta: Nesterov momentum of a worker", ge=0, lt=1)] = 0.99
 
 

@@ -86,12 +86,12 @@ def test_the_page_has_the_learning_curves_and_the_commands(compared):
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)[1])
     named = {figure["name"]: figure for figure in figures}
     assert named.keys() == {"accuracy", "loss", "test_loss", "idle"}  # nobody is behind another
-    line = [trace for trace in named["accuracy"]["traces"] if "band" not in trace["meta"]][1]
+    line = named["accuracy"]["traces"][1]
     found = shoal.load_comparison(compared["comparison"]).cells[1]
     curves = [found.curves[seed].accuracy for seed in (0, 1)]
     pairs = list(zip(*curves, strict=True))
     assert line["name"] == "easgd"
-    assert line["y"] == pytest.approx([(a.value + b.value) / 2 for a, b in pairs])
+    assert line["meta"]["y"]["seconds"] == pytest.approx([(a.value + b.value) / 2 for a, b in pairs])  # noqa: E501  # fmt: skip
     assert line["meta"]["x"]["seconds"] == pytest.approx([(a.seconds + b.seconds) / 2 for a, b in pairs])  # noqa: E501  # fmt: skip
     for command in ("shoal compare ", "shoal report "):
         assert f"{command}{compared['comparison']}" in text
@@ -147,6 +147,8 @@ def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch):
         ("digits --strategy 1", "expected a name, got 1"),
         ("digits --strategy allreduce --collective gloo", "those of collective gloo are not known"),
         ("digits --optimizer adam,adamm", "unknown access method 'adamm'"),
+        ("digits --data mnist", "give digits or --data mnist, not both"),
+        ("--data mine.py", "say which one returns the data, mine.py:FUNCTION"),
     ],
 )
 def test_wrong_input_is_refused_before_anything_starts(words, told, tmp_path):
@@ -288,6 +290,49 @@ def test_it_is_reached_from_python(tmp_path):
     assert ComparisonFolder(found.path).report.exists()
     with pytest.raises(InvalidValue, match="none of sync has 'tau'"):
         shoal.compare(data="digits", strategy="sync", set={"tau": 3}, out=tmp_path)
+
+
+DATA = """
+import torch
+def load():
+    x = torch.eye(4).repeat(10, 1)
+    return x, x.argmax(1), x[:8], x[:8].argmax(1)
+"""
+
+
+@pytest.mark.parametrize("pace", ["1,3", [1, 3], (1.0, 3)], ids=repr)
+def test_paces_are_a_text_or_a_list(pace, tmp_path):
+    options = {"simulated": True, "batch_s": 0.01, "batch_size": 10, "workers": 2, "epochs": 1}
+    found = shoal.compare(strategy=["asgd"], pace=pace, max_steps=4, out=tmp_path, **options)
+    (cell,) = found.cells
+    began, *_, last = (cell.runs[0].steps[rank]["t"][-1] for rank in (0, 1))
+    assert last == pytest.approx(3 * began, rel=0.2)
+    again = shoal.load_comparison(found.path).comparison.simulation
+    assert again.paces(2) == [1.0, 3.0]
+
+
+def test_a_file_has_a_list_of_paces_and_data_of_the_users_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(DATA)
+    Path("grid.toml").write_text("""
+        simulated = true
+        [job]
+        data = "mine.py:load"
+        epochs = 1
+        workers = 2
+        [simulation]
+        batch_s = 0.01
+        pace = [1, 2.5]
+    """)
+    found = report_of(invoke("compare grid.toml --json", tmp_path))
+    assert [row["cell"] for row in found["table"]] == ["sync"]
+    assert "<title>mine.py:load by seed" in Path(found["report"]).read_text()
+    words = f"compare --data {tmp_path}/mine.py:load --strategy sync,eamsgd {SIMULATED} --json"
+    found = report_of(invoke(words, tmp_path))
+    assert [row["cell"] for row in found["table"]] == ["sync", "eamsgd"]
+    assert "<title>mine.py:load by strategy" in Path(found["report"]).read_text()
+    jobs = [(Path(row["run_dirs"][0]) / "job.toml").read_text() for row in found["table"]]
+    assert ['optimizer = "adam"' in jobs[0], 'optimizer = "sgd"' in jobs[1]] == [True, True]
 
 
 def test_what_is_measured_is_kept(tmp_path):

@@ -79,7 +79,7 @@ def run_chaos(
     with console.status("the same job, undisturbed"):
         undisturbed = run_job(job, data_dirs, trust=trust)
     folder = RunFolder.create(Path(job.out), job.title or "chaos")
-    folder.write_job(dump_job(job))
+    folder.write_job(dump_job(job.resolved))
     if early and not job.saves:
         job = msgspec.structs.replace(job, checkpoint_every=CHECKPOINT_EVERY)
     write_log = folder.path / "writes"

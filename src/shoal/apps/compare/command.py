@@ -54,6 +54,7 @@ def begin_comparison(
         except (InvalidValue, UnknownName) as error:
             raise type(error)(f"cell {cell.name!r}: {error.message}") from None
         plain: dict[str, Any] = {"strategy": "sync", "staleness": 0, "apply_at": "arrival"}
+        job = job.resolved  # also where it is looked at with another strategy
         inputs = msgspec.structs.replace(job, **plain, set={}) if job.uses_servers else job
         if inputs not in seen:
             seen.append(inputs)
@@ -165,7 +166,8 @@ def compare(
         progress: show a bar; None: on a terminal and in a notebook.
         options: fields of a job, such as strategy, workers, epochs, lr, and `set` with the
             strategies' settings; `seeds`; `bandwidth` (Mbit/s); `simulated`, with `batch_s`,
-            `pace`, `turn`, `jitter` and `latency_ms`; `strategies`: by strategy, fields of its
+            `pace` (a list: how many times as long each worker takes), `turn`, `jitter` and
+            `latency_ms`; `strategies`: by strategy, fields of its
             cells only.
 
     Returns:

@@ -17,11 +17,10 @@ from shoal import factories as imports
 from shoal.apps.ctr.columns.doubts import unique_ids
 from shoal.apps.ctr.columns.values import merged, read_seen
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
-from shoal.apps.ctr.predicting import job_text, spec_of
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.sources import Source, check_alike, check_trainable
-from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.ctr.spec import CtrSpec, job_text, spec_of
 from shoal.apps.result import RunResult
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE
@@ -166,7 +165,8 @@ def run_ctr(
         )
         for task in (*cluster, *workers):
             engine.start(task)
-        import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
+        with imports.uninterrupted():
+            import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
         with watcher, resumable(folder, "train ctr", spec, passed=passed):

@@ -10,60 +10,19 @@ import msgspec
 import numpy as np
 import torch
 
-from shoal.apps.ctr.columns.keys import KEY_RULE
 from shoal.apps.ctr.logistic import BIAS, logits_of
 from shoal.apps.ctr.models import LAYERS, dense_layers, interactions
 from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.scores import Scores, figures_of
-from shoal.apps.ctr.sources import TABLES, batch_of, to_predict
-from shoal.apps.ctr.spec import CtrSpec, Format
+from shoal.apps.ctr.sources import batch_of, to_predict
+from shoal.apps.ctr.spec import Format, spec_of
 from shoal.apps.weights import RunningWeights, weights_of
 from shoal.client.sparse.row_cache import MAX_ROWS
-from shoal.errors import DataMissing, InvalidValue, UnknownFormat, UsageError
-from shoal.jobs.spec import converted, dump_job, load_run_job
+from shoal.errors import InvalidValue, UsageError
 from shoal.pytorch.flat_parameters import FlatParams
-from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
 
-APPLICATION, RULE = "ctr", "key_rule"  # in a run's job
 PREDICTED_ROWS = 1024  # at once
-
-
-def spec_of(run: Path) -> CtrSpec:
-    """The specification of a run.
-
-    Raises:
-        DataMissing: it is not the folder of a run of `shoal train ctr`
-        UnknownFormat: its keys follow another rule, or another version of Shoal has written it
-        DataCorrupt, InvalidValue: its job is not as that run wrote it
-    """
-    values, path = load_run_job(run), RunFolder(run).job
-    if values.pop("application", None) != APPLICATION:
-        raise DataMissing(f"{path} is of another run than one of `shoal train ctr`")
-    rule = values.pop(RULE, 1)
-    with naming(path):
-        spec = converted(values, CtrSpec)
-    if spec.format in TABLES and rule != KEY_RULE:
-        raise UnknownFormat(
-            f"{path}: the run's keys follow rule {rule}, and this version of Shoal has rule "
-            f"{KEY_RULE}, which gives some values other keys: train the model again, or use the "
-            "version that wrote it"
-        )
-    return spec
-
-
-def is_of_ctr(run: Path) -> bool:
-    """Return whether a run's job is one of `shoal train ctr`.
-
-    Raises:
-        DataMissing, DataCorrupt, UnknownFormat: as `load_run_job`
-    """
-    return load_run_job(run).get("application") == APPLICATION
-
-
-def job_text(spec: CtrSpec) -> str:
-    """Return the text of a run's job, which `spec_of` reads."""
-    return f"{RULE} = {KEY_RULE}\n{dump_job(spec, APPLICATION)}"
 
 
 class Scorer:

@@ -18,12 +18,12 @@ from shoal.apps.ctr.formats import guess, has_labels, text_format
 from shoal.apps.ctr.labels import classes_of, with_classes
 from shoal.apps.ctr.readers import Batch, Parser, Reader, hashed
 from shoal.apps.ctr.shuffling import joined
-from shoal.apps.ctr.spec import CtrSpec, Format
+from shoal.apps.ctr.spec import TABLES, CtrSpec, Format
 from shoal.data.readers import FLOAT32_MAX
 from shoal.data.streams import files_of, lines, opened
 from shoal.errors import DataCorrupt, InvalidValue
 
-TEXTS, TABLES = ("libsvm", "dummy"), ("csv", "parquet")
+TEXTS = ("libsvm", "dummy")
 LIKE = (TEXTS, TABLES, ("criteo",))  # formats in which the same rows have the same keys
 SKIP = " (--skip-bad-lines N leaves out up to N such lines)"
 UNLABELLED = " (--unlabelled says that lines have no label)"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
+from shoal.apps.ctr.columns.keys import KEY_RULE
 from shoal.engines.options import ResumableRun, need_servers, option
-from shoal.errors import InvalidValue
+from shoal.errors import DataMissing, InvalidValue, UnknownFormat
+from shoal.jobs.spec import converted, dump_job, load_run_job
+from shoal.storage.files import naming
+from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import Consistency, asp, bsp, ssp
 
+APPLICATION, RULE = "ctr", "key_rule"  # in a run's job
+TABLES = ("csv", "parquet")
 Format = Literal["auto", "libsvm", "criteo", "dummy", "csv", "parquet"]
 
 
@@ -79,3 +86,40 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Of the tables."""
         kinds = {"asgd": asp(), "sync": bsp(), "ssp": ssp(self.staleness)}
         return kinds[self.strategy]
+
+
+def spec_of(run: Path) -> CtrSpec:
+    """The specification of a run.
+
+    Raises:
+        DataMissing: it is not the folder of a run of `shoal train ctr`
+        UnknownFormat: its keys follow another rule, or another version of Shoal has written it
+        DataCorrupt, InvalidValue: its job is not as that run wrote it
+    """
+    values, path = load_run_job(run), RunFolder(run).job
+    if values.pop("application", None) != APPLICATION:
+        raise DataMissing(f"{path} is of another run than one of `shoal train ctr`")
+    rule = values.pop(RULE, 1)
+    with naming(path):
+        spec = converted(values, CtrSpec)
+    if spec.format in TABLES and rule != KEY_RULE:
+        raise UnknownFormat(
+            f"{path}: the run's keys follow rule {rule}, and this version of Shoal has rule "
+            f"{KEY_RULE}, which gives some values other keys: train the model again, or use the "
+            "version that wrote it"
+        )
+    return spec
+
+
+def is_of_ctr(run: Path) -> bool:
+    """Return whether a run's job is one of `shoal train ctr`.
+
+    Raises:
+        DataMissing, DataCorrupt, UnknownFormat: as `load_run_job`
+    """
+    return load_run_job(run).get("application") == APPLICATION
+
+
+def job_text(spec: CtrSpec) -> str:
+    """Return the text of a run's job, which `spec_of` reads."""
+    return f"{RULE} = {KEY_RULE}\n{dump_job(spec, APPLICATION)}"

@@ -84,11 +84,12 @@ def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
         DataMissing, DataCorrupt: the data set, or the file of initial weights
         NotImportable: a function that is not there
     """
-    from shoal.apps.train.setup import check_steps, load_dataset, splits_of, untrained_model
-    from shoal.tables.methods import method_of
+    with factories.uninterrupted():
+        from shoal.apps.train.setup import check_steps, load_dataset, splits_of, untrained_model
+        from shoal.tables.methods import method_of
     from shoal.tables.spec import Access, TableSpec
 
-    access = Access(job.optimizer, job.access_options(updates=1))
+    access = Access(job.chosen_optimizer, job.access_options(updates=1))
     try:
         method_of(TableSpec("parameters", 1, access=access, dtype=job.dtype))
     except UsageError as error:

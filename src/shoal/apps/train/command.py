@@ -86,6 +86,7 @@ def run_job(
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
+    job = job.resolved
     passed = resumed_at(job.resume, job.resume_at, trust, job.keeps_states)
     if passed:
         check_continued(job, passed)

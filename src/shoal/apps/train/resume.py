@@ -9,14 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from shoal.engines.local import LocalEngine, spare_processes
 from shoal.engines.options import FaultTolerantRun, ResumableRun
 from shoal.errors import DataMissing, InvalidValue, ProcessDied, RangeLost, UsageError
+from shoal.factories import uninterrupted
 from shoal.jobs.spec import JobSpec, from_mapping, load_run_job
 from shoal.jobs.trust import check_run
 from shoal.reports.events import read_events
+from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.files import damaged, make_folder
 from shoal.storage.run_folder import RunFolder
+from shoal.storage.shard_files import SavedTables
 
 log = logging.getLogger("shoal")
 
@@ -55,8 +60,6 @@ def _how_to_resume(folder: RunFolder, command: str, run: ResumableRun, words: st
 
     Whether the checkpoint is damaged is not looked at: the command does that.
     """
-    from shoal.storage.checkpoints import Checkpoints
-
     at = f"--resume-at {run.resume_at}" if run.resume_at >= 0 else ""
     for path, more in ((str(folder.path), ""), (run.resume, at)):
         workers = run.workers if run.keeps_states else 0
@@ -107,8 +110,6 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bo
         if resume_at >= 0:
             raise InvalidValue("--resume-at chooses a checkpoint of a run: add --resume RUN")
         return 0
-    from shoal.storage.checkpoints import Checkpoints
-
     check_run(Path(resume), trust)
     workers = int(load_run_job(Path(resume)).get("workers", 0)) if states else 0
     return Checkpoints(RunFolder(Path(resume)).checkpoints, workers).choose(resume_at)
@@ -122,8 +123,6 @@ def check_continued(job: JobSpec, passed: int) -> None:
     Raises:
         InvalidValue: its parameters are elsewhere, or workers would have no state, or another's
     """
-    from shoal.storage.checkpoints import Checkpoints
-
     before = from_mapping(load_run_job(Path(job.resume)))
     has_rows = Checkpoints(RunFolder(Path(job.resume)).checkpoints).has_rows(passed)
     where = {True: "on servers", False: "on workers"}
@@ -139,11 +138,14 @@ def check_continued(job: JobSpec, passed: int) -> None:
             f"{job.resume} has the states of {before.workers} workers, and strategy "
             f"{job.strategy!r} needs one for each: resume it with no more workers than that"
         )
-    for field in ("optimizer", "dtype") if job.keeps_states else ():
-        if getattr(before, field) != getattr(job, field):
+    for what, was, asked in (
+        ("optimizer", before.optimizer or job.chosen_optimizer, job.chosen_optimizer),
+        ("dtype", before.dtype, job.dtype),
+    ):
+        if was != asked and job.keeps_states:
             raise InvalidValue(
-                f"{had} and {field} {getattr(before, field)}, and has the state of that on "
-                f"workers: it cannot be resumed with {field} {getattr(job, field)}"
+                f"{had} and {what} {was}, and has the state of that on workers: it cannot be "
+                f"resumed with {what} {asked}"
             )
 
 
@@ -154,11 +156,6 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
     """
     if not run.saves and not passed:
         return
-    from safetensors import SafetensorError
-
-    from shoal.storage.checkpoints import Checkpoints
-    from shoal.storage.shards import SavedShards
-
     try:
         results = folder.results(run.workers, ("clock",))
     except DataMissing:
@@ -178,6 +175,9 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
         return
     try:
         if run.uses_servers and clock not in checkpoints.complete():
+            with uninterrupted():
+                from shoal.storage.shards import SavedShards
+
             checkpoints.add(clock, SavedShards(folder.shards))
         for rank in range(run.workers):
             with suppress(FileNotFoundError):  # of an application whose workers have none
@@ -193,8 +193,6 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
 
 def without_checkpoint(run: ResumableRun, folder: RunFolder) -> str:
     """What is to be said of a run that was to write checkpoints, and ended before the first."""
-    from shoal.storage.checkpoints import Checkpoints
-
     if not run.saves or Checkpoints(folder.checkpoints).complete():
         return ""
     every = run.checkpoint_every or f"{run.checkpoint_every_s:g} s"
@@ -226,9 +224,7 @@ def tables_of(resume: str, passed: int) -> list[str]:
     """The names of the tables that a checkpoint has; none at clock 0."""
     if not passed:
         return []
-    from shoal.storage.shards import SavedShards
-
-    return list(SavedShards(Path(begun_with(resume, passed))).tables)
+    return list(SavedTables(Path(begun_with(resume, passed))).specs)
 
 
 def environment(resume: str, passed: int) -> Mapping[str, str]:

@@ -50,6 +50,7 @@ def simulate_job(
     """
     began = time.time()
     check_simulated(job, options)
+    job = job.resolved
     folder = RunFolder.create(Path(job.out), job.title or "simulated")
     folder.write_job(dump_job(job))
     default = torch.get_default_dtype()

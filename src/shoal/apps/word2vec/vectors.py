@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.apps.weights import weights_of
 from shoal.apps.word2vec.tokens import WORDS, check_tokens, folding
 from shoal.data.streams import lines, opened
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
@@ -52,6 +51,8 @@ class Vectors:
             DataMissing: there is no such run, or it has no vectors.
             DataCorrupt, UnknownFormat: a file of the run is not as it was written.
         """
+        from shoal.apps.weights import weights_of  # with torch
+
         folder = RunFolder(Path(run))
         job = load_run_job(folder.path)
         if job.get("application") != APPLICATION:

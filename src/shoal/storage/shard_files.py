@@ -1,0 +1,131 @@
+"""What files of shards say of themselves: which rows of which tables, and changes of which files.
+
+Their tensors are for `shards`. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from shoal.errors import DataCorrupt, DataMissing, UsageError
+from shoal.keys import KeyRange
+from shoal.protocol.views import NO_VIEW, ViewId
+from shoal.storage.files import damaged
+from shoal.storage.run_folder import shard_files
+from shoal.storage.verified import CRC, read_told
+from shoal.tables.spec import TableSpec
+
+Tables = list[tuple[TableSpec, tuple[int, int]]]
+Places = tuple[ViewId, list[int]]
+# In a file's metadata:
+SINCE = "since"  # the folder with the file whose changes this one has
+SINCE_CRC = "since_crc32"  # that file's checksum
+PLACES = "places"  # the view, and of each shard its place in its chain, from the tail
+LAYOUT = ("kind", "row_shape", "dtype", "rows")  # of a table, on which its tensors depend
+
+
+class SavedPart(msgspec.Struct, frozen=True):
+    """A shard in a file.
+
+    number:  which of the file's shards it is
+    place:   its order among replicas: latest view first, then nearest to the tail
+    """
+
+    path: Path
+    number: int
+    spec: TableSpec
+    rows: KeyRange
+    place: tuple[int, int, int]
+
+
+class SavedTables:
+    """The tables of a run that has ended, or of a checkpoint.
+
+    Args:
+        folder: of the run, or of its shards.
+
+    Attributes:
+        folder: the same.
+        parts: the shards in its files.
+
+    Raises:
+        DataMissing: it has no shards.
+        DataCorrupt: a file is not as it was written.
+        UnknownFormat: another version of Shoal has written one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.parts = [part for path in shard_files(folder) for part in _parts_of(path)]
+        first: dict[str, SavedPart] = {}
+        for part in self.parts:
+            other = first.setdefault(part.spec.name, part)
+            if _layout(other.spec) != _layout(part.spec):
+                raise contradiction(part, f"{other.path} has another table of that name")
+
+    @property
+    def specs(self) -> dict[str, TableSpec]:
+        """The specifications of the tables by name."""
+        return {part.spec.name: part.spec for part in self.parts}
+
+    @property
+    def fragment_rows(self) -> dict[str, int]:
+        """The tables' fragment sizes, which a run that begins with these shards keeps."""
+        return {name: spec.fragment_rows for name, spec in self.specs.items()}
+
+
+def contradiction(part: SavedPart, problem: str) -> DataCorrupt:
+    """The error of a shard whose tensors are not what its table's specification says."""
+    return damaged(
+        part.path,
+        f"its rows {part.rows} of table {part.spec.name!r} are not what their specification says "
+        f"({problem})",
+    )
+
+
+def _layout(spec: TableSpec) -> list[object]:
+    return [getattr(spec, what) for what in LAYOUT]
+
+
+def _parts_of(path: Path) -> list[SavedPart]:
+    told = read_told(path)
+    try:
+        tables = msgspec.json.decode(told.get("tables", ""), type=Tables)
+        (term, number), places = NO_VIEW, [0] * len(tables)
+        if PLACES in told:
+            (term, number), places = msgspec.json.decode(told[PLACES], type=Places)
+        parts = [
+            SavedPart(path, i, spec, KeyRange(*held), (-term, -number, place))
+            for i, ((spec, held), place) in enumerate(zip(tables, places, strict=True))
+        ]
+    except (ValueError, UsageError) as error:
+        raise damaged(path, f"it is no file of shards ({error})") from None
+    for part in parts:
+        if not part.spec.keys.covers(part.rows):
+            raise damaged(path, f"table {part.spec.name!r} has no rows {part.rows}")
+    return parts
+
+
+def with_earlier(path: Path) -> list[Path]:
+    """A file, and the earlier files whose changes it has; the last has all rows.
+
+    Raises:
+        DataMissing: an earlier file is not there
+        DataCorrupt: a file is not as it was written, or an earlier one is not the one that the
+            changes are of
+        UnknownFormat: another version of Shoal has written one
+    """
+    found, crc = [path], ""
+    while True:
+        told = read_told(found[-1])
+        if crc and told.get(CRC) != crc:  # another server has written it since
+            raise damaged(found[-2], f"its changes are of another {found[-1]}")
+        since, crc = told.get(SINCE, ""), told.get(SINCE_CRC, "")
+        earlier = path.parent.parent / since / path.name
+        if not since.isdigit() or earlier in found:
+            return found
+        if not earlier.exists():
+            raise DataMissing(f"{found[-1]} has changes of {earlier}, which does not exist")
+        found.append(earlier)

@@ -1,0 +1,39 @@
+"""What a page says of a run: its title is a name, not a path."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.jobs.comparison import Comparison
+from shoal.reports.comparison import ComparedRuns
+from shoal.reports.events import Run
+from shoal.reports.page import page_of_comparison, page_of_run
+
+RUN = Run(Path("/runs/wine-20260101-120000"), {"accuracy": 1.0}, {}, {}, [])
+
+
+@pytest.mark.parametrize(
+    ("job", "title"),
+    [
+        ({"data": "digits", "strategy": "sync"}, "digits: sync"),
+        ({"data": "csv:/data/of/wine.csv.gz", "strategy": "sync"}, "wine.csv.gz: sync"),
+        ({"data": "/mine/own.py:load", "strategy": "/mine/own.py:Mine"}, "own.py:load: Mine"),
+        ({"data": "package.own:load", "strategy": "asgd"}, "package.own:load: asgd"),
+        ({"data": "digits", "strategy": "sync", "title": "first try"}, "first try"),
+        ({}, "a run: run"),
+    ],
+)
+def test_the_title_of_a_run_is_a_name(job, title):
+    assert page_of_run(RUN, job).title == title
+
+
+@pytest.mark.parametrize(
+    ("job", "title"),
+    [
+        ({"data": "/data/wine.csv"}, "wine.csv by seed"),
+        ({}, "digits by seed"),
+        ({"data": "digits", "title": "all of them"}, "all of them"),
+    ],
+)
+def test_the_title_of_a_comparison_is_a_name(job, title):
+    assert page_of_comparison(ComparedRuns(Path("c"), Comparison(job=job), [])).title == title

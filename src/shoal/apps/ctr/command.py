@@ -138,7 +138,7 @@ def run_ctr(
         spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
     if spec.init:
         shard_files(Path(spec.init))
-    folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}")
+    folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}", started_at)
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)
         spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))

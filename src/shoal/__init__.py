@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shoal.client.connect import connect
     from shoal.client.context import Context
     from shoal.client.leases import Lease, leases
+    from shoal.client.log import log
     from shoal.client.sparse.row_cache import RowCache
     from shoal.data.sampler import Sampler
     from shoal.engines.joining import init
@@ -46,6 +47,7 @@ _NAMES = {  # by the module that has them
     "shoal.client.connect": "connect",
     "shoal.client.context": "Context",
     "shoal.client.leases": "Lease leases",
+    "shoal.client.log": "log",
     "shoal.client.sparse.row_cache": "RowCache",
     "shoal.data.sampler": "Sampler",
     "shoal.engines.joining": "init",
@@ -108,6 +110,7 @@ __all__ = [
     "load",
     "load_comparison",
     "load_run",
+    "log",
     "nn",
     "save",
     "ssp",

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,21 @@ def test_a_variable_that_is_no_number_is_named(name, value, told, monkeypatch):
     monkeypatch.setenv(name, value)
     with pytest.raises(InvalidValue, match=told):
         joining.init(scheduler="tcp://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "env", "folder"),
+    [
+        ("", {}, "shoal-runs/run-7"),
+        ("tcp://host:1", {"SHOAL_RUN_DIR": "/runs/other"}, "shoal-runs/run-7"),
+        ("/runs/mine", {"SHOAL_RUN_DIR": "/runs/other"}, "/runs/mine"),
+        ("", {"SHOAL_RUN_DIR": "/runs/mine", "SHOAL_SCHEDULER": "unix:///socket"}, "/runs/mine"),
+        ("", {"SHOAL_SCHEDULER": "unix:///socket"}, "shoal-runs/run-7"),
+        ("", {"SHOAL_SCHEDULER": "/runs/mine"}, "/runs/mine"),
+    ],
+)
+def test_the_folder_of_the_run_is_the_arguments_then_the_environments(scheduler, env, folder):
+    assert joining._run_dir(scheduler, env, "run-7") == Path(folder).absolute()
 
 
 THREAD = """

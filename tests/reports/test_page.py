@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.errors import InvalidValue
 from shoal.jobs.comparison import Comparison
 from shoal.reports.comparison import ComparedRuns
 from shoal.reports.events import Run
@@ -20,11 +21,28 @@ RUN = Run(Path("/runs/wine-20260101-120000"), {"accuracy": 1.0}, {}, {}, [])
         ({"data": "/mine/own.py:load", "strategy": "/mine/own.py:Mine"}, "own.py:load: Mine"),
         ({"data": "package.own:load", "strategy": "asgd"}, "package.own:load: asgd"),
         ({"data": "digits", "strategy": "sync", "title": "first try"}, "first try"),
-        ({}, "a run: run"),
     ],
 )
 def test_the_title_of_a_run_is_a_name(job, title):
     assert page_of_run(RUN, job).title == title
+
+
+SCRIPT = {"application": "script", "script": ["/mine/train.py", "--lr"], "command": "shoal run x"}
+
+
+@pytest.mark.parametrize(
+    ("job", "title"),
+    [(SCRIPT, "train.py"), ({**SCRIPT, "title": "first"}, "first"), ({}, "wine-20260101-120000")],
+)
+def test_the_title_of_a_scripts_run_is_its_name(job, title):
+    page = page_of_run(RUN, job)
+    assert page.title == title
+    assert dict(page.commands)["the same run again"] == job.get("command", "")
+
+
+def test_a_run_of_another_application_has_no_page():
+    with pytest.raises(InvalidValue, match="a run of `shoal train ctr`"):
+        page_of_run(RUN, {"application": "ctr"})
 
 
 @pytest.mark.parametrize(

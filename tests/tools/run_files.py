@@ -115,6 +115,7 @@ def _write_events(run: RunFolder) -> None:
             log.write("step", step=step, epoch=0, loss=0.5 / (1 + step), samples=5, staleness=0,
                       idle_s=0.25, bytes_sent=100 * step, bytes_received=50 * step)  # fmt: skip
         log.write("eval", step=3, epoch=0, accuracy=0.96, loss=0.25, seconds=0.125)
+        log.write("logged", rank=rank, step=3, figures={"loss": 0.25, "odd": None})
     logs["scheduler"].write("lost", name="worker-1", how="killed")
     logs["scheduler"].write("dropped", name="worker-1", reason="slow")
     logs["scheduler"].write("ending", reason="all workers have finished")

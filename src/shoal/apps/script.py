@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from rich.console import Console
 
 from shoal.apps.train.resume import begun_with, environment, join_run, resumed_at, tables_of
 from shoal.engines.base import Task
@@ -19,9 +21,14 @@ from shoal.engines.options import FaultTolerantRun, Imports, Output, WorkerRole
 from shoal.engines.output import Followed
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import importable
+from shoal.jobs.spec import SCRIPT, dump_job
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
+from shoal.reports.events import read_events, write_tables
+from shoal.reports.logged import logged_summary, logged_tables
 from shoal.storage.lease_log import read_lease_log
 from shoal.storage.run_folder import RunFolder
+
+SHOWN = 8  # names at the end of a run
 
 
 class ScriptRun(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,8 +48,10 @@ class ScriptRun(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fiel
             )
 
 
-def run_script(script: Path, args: list[str], how: ScriptRun, trust: bool = False) -> Path:
-    """Run `script` on workers of its own with servers; returns the run's folder.
+def run_script(
+    script: Path, args: list[str], how: ScriptRun, trust: bool = False
+) -> dict[str, Any]:
+    """Run `script` on workers of its own with servers; returns the run's summary.
 
     What workers print comes to this terminal as `how.output` has it, and to their logs.
 
@@ -59,12 +68,16 @@ def run_script(script: Path, args: list[str], how: ScriptRun, trust: bool = Fals
     passed = resumed_at(how.resume, how.resume_at, trust)
     ledger = _ledger(how.resume, passed)
     command = (str(script.resolve()), *args)
-    folder = RunFolder.create(Path(how.out), how.title or script.stem)
+    started_at = time.time()
+    folder = RunFolder.create(Path(how.out), how.title or script.stem, started_at)
+    folder.write_job(
+        dump_job(how, SCRIPT, script=[*command], command=f"shoal run {_words(command, how)}")
+    )
     with LocalEngine(folder) as engine:
         for task in run_tasks(
             engine,
             how,
-            time.time(),
+            started_at,
             init=begun_with(how.resume, passed),
             passed=passed,
             save=False,
@@ -79,7 +92,49 @@ def run_script(script: Path, args: list[str], how: ScriptRun, trust: bool = Fals
         others = [f"worker-{rank}" for rank in range(1, how.workers if how.output == "all" else 1)]
         with Followed({name: folder.log(name) for name in others}) as followed:
             join_run(engine, how, "run", _words(command, how), followed.show)
-    return folder.path
+    summary = _summarise(how, script, folder, started_at)
+    folder.write_summary(summary)
+    return summary
+
+
+def _summarise(
+    how: ScriptRun, script: Path, folder: RunFolder, started_at: float
+) -> dict[str, Any]:
+    """The run's figures; of those that its workers have logged, as `logged_summary`."""
+    events = list(read_events(folder.events, torn=True))
+    write_tables(folder, events)
+    dropped = [event["name"] for event in events if event["kind"] == "dropped"]
+    lost = [event["name"] for event in events if event["kind"] == "lost"]
+    return {
+        "script": script.name,
+        "logged": logged_summary(logged_tables(events)),
+        "lost": [name for name in lost if name not in dropped and "/" not in name],
+        "dropped": dropped,
+        "wall_s": time.time() - started_at,
+        "workers": how.workers,
+        "servers": how.servers,
+        "title": how.title,
+        "run_dir": str(folder.path),
+    }
+
+
+def show_summary(console: Console, summary: dict[str, Any]) -> None:
+    """What the workers of a script have logged, and where it is."""
+    from shoal.reports.live import show_course
+
+    logged = summary["logged"]
+    events = read_events(RunFolder(Path(summary["run_dir"])).events, torn=True)
+    tables = logged_tables(events) if logged else {}
+    for name in list(logged)[:SHOWN]:
+        columns = (table[name] for table in tables.values() if name in table)
+        show_course(console, name, [value for value in next(columns) if value is not None])
+    if len(logged) > SHOWN:
+        console.print(f"and {len(logged) - SHOWN} more names")
+    console.print(f"run: {summary['run_dir']}", soft_wrap=True, highlight=False)
+    if logged:
+        console.print(
+            f"figures: shoal report {summary['run_dir']}", soft_wrap=True, highlight=False
+        )
 
 
 def _workers(
@@ -92,6 +147,7 @@ def _workers(
         "SHOAL_SYNC_TIMEOUT_S": str(how.sync_timeout_s),
         "SHOAL_ON_TIMEOUT": how.on_timeout,
         "SHOAL_ON_WORKER_LOSS": how.on_worker_loss,
+        "SHOAL_RUN_DIR": str(engine.folder.path.resolve()),
         "OMP_NUM_THREADS": str(threads),
         **resumed,
     }

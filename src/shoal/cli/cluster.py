@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+from rich.console import Console
 
 from shoal.apps.script import ScriptRun
-from shoal.cli.group import ended_by_signals, main, options_of, trusts
+from shoal.cli.group import as_json, ended_by_signals, main, options_of, trusts
 from shoal.engines.options import SchedulerRole, ServerRole, WorkerRole
 from shoal.jobs.spec import converted
 
@@ -24,9 +26,10 @@ _PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 @options_of(ScriptRun)
 @trusts
+@as_json
 @_script
 @_args
-def run(script: str, args: tuple[str, ...], trust: bool, **options: Any) -> None:
+def run(script: str, args: tuple[str, ...], trust: bool, as_json: bool, **options: Any) -> None:
     """Run your own training script as the workers: `shoal run --workers 4 train.py --lr 0.1`.
 
     In the script, `shoal.init()` joins the cluster. Servers import the script too where a table
@@ -37,13 +40,16 @@ def run(script: str, args: tuple[str, ...], trust: bool, **options: Any) -> None
     replace and --slow-workers backup a worker's script begins again: its loop has to begin at
     `context.client.clock`, or to take its batches from `shoal.leases`. With `shoal.leases`,
     --on-worker-loss drop has the others do the batches of a failed worker. Strategy, staleness and
-    batches are the script's own.
+    batches are the script's own. What it records with `shoal.log` is drawn by `shoal report`.
     """
-    from shoal.apps.script import run_script
+    from shoal.apps.script import run_script, show_summary
 
     with ended_by_signals():
-        folder = run_script(Path(script), list(args), converted(options, ScriptRun), trust)
-    click.echo(f"run: {folder}", err=True)
+        summary = run_script(Path(script), list(args), converted(options, ScriptRun), trust)
+    if as_json:
+        click.echo(json.dumps(summary))
+    else:
+        show_summary(Console(stderr=True), summary)
 
 
 @main.command(short_help="be the scheduler of a cluster on several machines")

@@ -29,6 +29,7 @@ from shoal.jobs.simulated_time import SimulatedTime
 from shoal.jobs.spec import JobSpec, load_job
 from shoal.jobs.trust import check_job_file, check_run
 from shoal.storage.comparison_folder import ComparisonFolder
+from shoal.storage.run_folder import RunFolder
 
 ONE_RUN = (  # fields of a job that say what becomes of one run
     *("layers", "title", "out", "resume", "resume_at", "on_worker_loss", "slow_workers"),
@@ -139,7 +140,8 @@ def report(
     if ComparisonFolder(folder).comparison.is_file():
         page = page_of_comparison(load_comparison(folder))
     else:
-        page = page_of_run(load_run(folder), load_run_job(folder))
+        run = load_run(folder)
+        page = page_of_run(run, load_run_job(folder) if RunFolder(folder).job.exists() else {})
     path = out or ComparisonFolder(folder).report
     files = write_svg(page.figures, svg_to) if svg_to else []
     files += write_csv(page.figures, csv_to) if csv_to else []

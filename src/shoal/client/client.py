@@ -142,6 +142,16 @@ class Client(Operations, WorkerFigures):
     # ------------------------------------------------------------------ membership
 
     @property
+    def name(self) -> str:
+        """This worker's name in messages and events: "worker-0"; of a group "eval/worker-0"."""
+        return self._driver.machine.session.name
+
+    @property
+    def run(self) -> str:
+        """The run's name, which all of its members know."""
+        return self._driver.machine.session.run
+
+    @property
     def world_size(self) -> int:
         """Number of workers of this worker's group in the current view."""
         return self.groups[self.options.group]

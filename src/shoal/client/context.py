@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet, ref
 
 from shoal.client.client import Client
 from shoal.data.sampler import set_membership
 from shoal.errors import UsageError
+from shoal.storage.figure_log import FigureLog
 
 
 @dataclass
@@ -29,6 +32,8 @@ class Context:
         resumed_tables: names of the tables that the checkpoint has restored.
         models: number of models wrapped so far; it numbers their tables.
         embeddings: the modules with rows on servers that were made so far.
+        run_dir: the run's folder, which `shoal.load_run` reads; without `shoal run` it is made when
+            `shoal.log` is first called.
 
     Example:
         >>> import shoal
@@ -47,9 +52,17 @@ class Context:
     embeddings: WeakSet[Any] = field(default_factory=WeakSet)
     began_at: int = 0
     on_worker_loss: str = "stop"
+    run_dir: Path = field(default_factory=Path)
     _training: list[ref[Any]] = field(default_factory=list)
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False
+
+    @cached_property
+    def figure_log(self) -> FigureLog:
+        """Records what `shoal.log` is called with."""
+        log = FigureLog(self.run_dir, self.client.name, self.rank, self.began_at)
+        self.at_close(log.close)
+        return log
 
     def before_close(self, optimizer: Any) -> None:
         """Call `optimizer.leave` with all such optimizers before this worker leaves the run well.

@@ -11,6 +11,7 @@ import atexit
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from shoal.client.client import Client
@@ -26,6 +27,7 @@ from shoal.node.memory import keep_memory
 from shoal.protocol.worker.options import OnTimeout
 
 Number = TypeVar("Number", int, float)
+RUNS = "shoal-runs"  # where the folders of runs are that were not told theirs
 
 
 def init(
@@ -130,14 +132,32 @@ def init(
     tables = frozenset(json.loads(env.get("SHOAL_RESUMED_TABLES", "[]")))
     passed = _number(env, "SHOAL_RESUMED_AT", 0)
     before = frozenset(spec.name for spec in client.view.tables) if client.clock else frozenset()
-    context = Context(client.rank, client.world_size, client, passed, tables, before)
-    context.began_at = passed + client.clock
-    context.on_worker_loss = on_worker_loss
+    context = Context(
+        client.rank,
+        client.world_size,
+        client,
+        passed,
+        tables,
+        before,
+        began_at=passed + client.clock,
+        on_worker_loss=on_worker_loss,
+        run_dir=_run_dir(scheduler, env, client.run),
+    )
     if engine is not None:
         context.at_close(engine.finish)
     set_current(context)
     atexit.register(context.close)
     return context
+
+
+def _run_dir(scheduler: str, env: Mapping[str, str], run: str) -> Path:
+    """The folder of the run that this worker has joined: as it was given, or one named by the run.
+
+    scheduler:  the argument, which may be that folder
+    """
+    where = scheduler or env.get("SHOAL_RUN_DIR") or env.get("SHOAL_SCHEDULER", "")
+    folder = Path(where) if where and "://" not in where else Path(RUNS, run)
+    return folder.absolute()
 
 
 def _number(env: Mapping[str, str], name: str, default: Number) -> Number:

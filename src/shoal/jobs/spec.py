@@ -23,6 +23,7 @@ T = TypeVar("T")
 Layer = str | list[Any] | dict[str, Any]
 log = logging.getLogger("shoal")
 JOB_BYTES_MAX = 1 << 20  # of a job's file
+SCRIPT = "script"  # the application in the job of a run of `shoal run`
 
 USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rmsprop": 0.001, "adadelta": 1.0}
 USUAL_LR |= dict.fromkeys(("adam", "nadam", "radam", "adamax"), 0.002)
@@ -213,6 +214,9 @@ def continued(
         DataMissing, DataCorrupt, UnknownFormat: as `load_run_job`
     """
     before = load_run_job(run)
+    if whose := before.get("application"):
+        command = "shoal run" if whose == SCRIPT else f"shoal train {whose}"
+        raise InvalidValue(f"{run} is a run of `{command}`, which resumes it: {command} --resume")
     with naming(RunFolder(run).job):
         from_mapping(before)
     values = {**before, "resume_at": -1, **asked}
@@ -223,12 +227,12 @@ def continued(
     return values
 
 
-def dump_job(job: msgspec.Struct, application: str = "") -> str:
-    """The resolved job as TOML; an application's says whose it is."""
+def dump_job(job: msgspec.Struct, application: str = "", **more: Any) -> str:
+    """The resolved job as TOML; an application's says whose it is, and has more keys."""
     import tomli_w
 
     whose = {"application": application} if application else {}
-    return tomli_w.dumps({**whose, **msgspec.to_builtins(job)})
+    return tomli_w.dumps({**whose, **more, **msgspec.to_builtins(job)})
 
 
 def _readable(text: str) -> str:

@@ -19,6 +19,7 @@ from shoal.jobs.comparison import WEIGHTS, Comparison, comparison_of
 from shoal.jobs.spec import load_job
 from shoal.reports.curves import Curves, curves_of
 from shoal.reports.events import Run, load_run
+from shoal.reports.logged import logged_summary
 from shoal.storage.comparison_folder import ComparisonFolder
 
 THRESHOLD_STEP = 0.005  # thresholds are multiples of it
@@ -80,7 +81,9 @@ class ComparedRuns:
         seconds (of training), bytes (through the workers' links), idle (share of the workers' time)
         and staleness (clocks, mean over steps), each with a column NAME_sd, which is None for one
         run, and both are None where a run has no finite value; and time_to, the mean seconds until
-        the accuracy was `threshold`, the highest multiple of 0.005 that all runs have reached.
+        the accuracy was `threshold`, the highest multiple of 0.005 that all runs have reached. A
+        figure that no run has is None. Runs of scripts have `logged`, by name: count, first, last,
+        least and greatest.
         """
         threshold = self.threshold()
         return [_row(cell, threshold) for cell in self.cells if cell.runs]
@@ -174,8 +177,8 @@ def _row(cell: CellRuns, threshold: float) -> dict[str, Any]:
     for name, values in (
         ("accuracy", [each.accuracy[-1].value for each in curves if each.accuracy]),
         ("loss", [each.test_loss[-1].value for each in curves if each.test_loss]),
-        ("seconds", [each.seconds for each in curves]),
-        ("bytes", [float(each.bytes) for each in curves]),
+        ("seconds", [each.seconds for each in curves if each.seconds]),
+        ("bytes", [float(each.bytes) for each in curves if each.seconds]),
         ("idle", [fmean(each.idle.values()) for each in curves if each.idle]),
         ("staleness", [_mean(each.staleness) for each in curves if each.staleness]),
     ):
@@ -186,6 +189,8 @@ def _row(cell: CellRuns, threshold: float) -> dict[str, Any]:
     row["threshold"] = threshold
     row["time_to"] = fmean(reached) if reached and threshold else None
     row["run_dirs"] = [str(run.path) for run in runs]
+    if logged := next((run.logged for run in runs if run.logged), None):
+        row["logged"] = logged_summary(logged)
     return row
 
 

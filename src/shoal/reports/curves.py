@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.reports.logged import records
+
 WORKER = re.compile("worker-[0-9]+$")
 POINTS = 60  # of a curve of losses, at most
 Steps = Sequence[tuple["Point", float]]  # a point for each step, with its samples
@@ -76,6 +78,8 @@ class Curves:
         seconds: of training, until the last worker had its final parameters.
         bytes: that have gone through the links of all workers.
         weights: digest of the initial weights; "" if the run has none.
+        logged: by name, what a script has recorded with `shoal.log`, of all workers; seconds are
+            those of the run, and bytes 0.
 
     Example:
         >>> run = shoal.load_comparison("shoal-runs/compare-mnist").cells[0]  # doctest: +SKIP
@@ -91,6 +95,7 @@ class Curves:
     seconds: float = 0.0
     bytes: int = 0
     weights: str = ""
+    logged: dict[str, list[Point]] = field(default_factory=dict)
 
 
 def curves_of(events: Iterable[Mapping[str, Any]]) -> Curves:
@@ -100,7 +105,8 @@ def curves_of(events: Iterable[Mapping[str, Any]]) -> Curves:
     staleness: Counter[int] = Counter()
     steps: list[tuple[Point, float]] = []  # with the samples of each
     evals: dict[int, list[tuple[Point, Point]]] = {}
-    for event in sorted(events, key=lambda each: each["t"]):
+    events = sorted(events, key=lambda each: each["t"])
+    for event in events:
         kind = event["kind"]
         if kind not in ("begin", "step", "eval", "end") or not WORKER.match(event["node"]):
             continue
@@ -138,7 +144,16 @@ def curves_of(events: Iterable[Mapping[str, Any]]) -> Curves:
         max((worker.seconds for worker in workers.values()), default=0.0),
         sum(worker.bytes for worker in workers.values()),
         weights[min(weights)] if weights else "",
+        _logged(events),
     )
+
+
+def _logged(events: Iterable[Mapping[str, Any]]) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
+    for _, t, step, figures in records(events):
+        for name, value in figures.items():
+            found.setdefault(name, []).append(Point(step, t, 0.0, value))
+    return found
 
 
 def _at(

@@ -9,17 +9,17 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shoal.data.streams import LINE_BYTES_MAX, lines
 from shoal.errors import DataMissing
+from shoal.reports.logged import Table, logged_tables
 from shoal.storage.event_log import event_of, object_of
 from shoal.storage.files import FORMAT_KEY, check_format, damaged, unreadable
 from shoal.storage.run_folder import RunFolder
 
-Table = dict[str, list[Any]]  # column -> values
 STEP_COLUMNS = (
     *("t", "epoch", "step", "loss", "samples", "staleness"),
     *("idle_s", "bytes_sent", "bytes_received"),
@@ -40,6 +40,9 @@ class Run:
         evals: by rank, a table of columns t (seconds), epoch, step, accuracy, loss, seconds (that
             the evaluation took).
         events: every event, in the order of writing.
+        logged: by rank, what a script has recorded with `shoal.log`: a table of columns t, step and
+            each name, with a row for each call, None where it has no such name and nan where the
+            number was not finite. Names of a worker group are GROUP/NAME.
 
     Example:
         >>> Run(Path("shoal-runs/demo"), {"accuracy": 0.98}, {0: {}}, {}, [])
@@ -51,10 +54,12 @@ class Run:
     steps: dict[int, Table]
     evals: dict[int, Table]
     events: list[dict[str, Any]]
+    logged: dict[int, Table] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         figures = {k: self.summary[k] for k in ("accuracy", "loss", "wall_s") if k in self.summary}
-        return f"Run({str(self.path)!r}, {len(self.steps)} workers, {figures})"
+        workers = len(self.steps.keys() | self.logged.keys())
+        return f"Run({str(self.path)!r}, {workers} workers, {figures})"
 
 
 def load_run(path: str | Path) -> Run:
@@ -64,7 +69,7 @@ def load_run(path: str | Path) -> Run:
         path: the run's folder, such as shoal-runs/demo-20260101-120000.
 
     Returns:
-        The run's summary, steps, evaluations and events.
+        The run's summary, steps, evaluations, events and what its script has logged.
 
     Raises:
         DataMissing: there is no run in that folder.
@@ -85,6 +90,7 @@ def load_run(path: str | Path) -> Run:
         _tables(events, "step", STEP_COLUMNS),
         _tables(events, "eval", EVAL_COLUMNS),
         events,
+        logged_tables(events),
     )
 
 
@@ -161,18 +167,23 @@ class NewEvents:
         return events
 
 
-def write_tables(folder: RunFolder) -> None:
-    """Each worker's train.csv and eval.csv."""
-    events = list(read_events(folder.events, torn=True))
-    for name, kind, columns in (
-        ("train.csv", "step", STEP_COLUMNS),
-        ("eval.csv", "eval", EVAL_COLUMNS),
-    ):
-        for rank, table in _tables(events, kind, columns).items():
+def write_tables(folder: RunFolder, events: list[dict[str, Any]] | None = None) -> None:
+    """Each worker's train.csv, eval.csv and logged.csv, where it has such events.
+
+    events:  those of the run, where they are read already
+    """
+    events = list(read_events(folder.events, torn=True)) if events is None else events
+    tables = {
+        "train.csv": _tables(events, "step", STEP_COLUMNS),
+        "eval.csv": _tables(events, "eval", EVAL_COLUMNS),
+        "logged.csv": logged_tables(events),
+    }
+    for name, by_rank in tables.items():
+        for rank, table in by_rank.items():
             with (folder.worker(rank) / name).open("w", newline="") as file:
                 writer = csv.writer(file)
-                writer.writerow(columns)
-                writer.writerows(zip(*(table[column] for column in columns), strict=True))
+                writer.writerow(table)
+                writer.writerows(zip(*table.values(), strict=True))
 
 
 def time_to(events: list[dict[str, Any]]) -> dict[str, float]:

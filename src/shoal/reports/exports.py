@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidValue, UsageError
-from shoal.reports.figures import AXES_X, Figure, Trace
+from shoal.reports.figures import Figure, Trace
 from shoal.storage.files import make_folder, write_whole
 
 AXIS_TITLES = {
@@ -58,7 +58,7 @@ def write_svg(figures: Sequence[Figure], folder: Path) -> list[Path]:
         raise UsageError("--svg draws with matplotlib: pip install matplotlib") from None
     texts = {}
     for figure in figures:
-        for against in AXES_X if _is_course(figure) else ("",):
+        for against in _axes_of(figure) or ("",):
             name = f"{figure.name}-{against}" if against else figure.name
             texts[f"{name}.svg"] = _drawn(figure, against)
     return _written(texts, folder)
@@ -74,9 +74,11 @@ def _written(texts: dict[str, str], folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _is_course(figure: Figure) -> bool:
-    """Whether it is a learning curve, with several x axes."""
-    return any("x" in trace["meta"] for trace in figure.traces)
+def _axes_of(figure: Figure) -> list[str]:
+    """The x axes of a learning curve; none of other figures."""
+    return list(
+        dict.fromkeys(axis for trace in figure.traces for axis in trace["meta"].get("x", ()))
+    )
 
 
 def _rows(figure: Figure, trace: Trace) -> Iterator[Row]:

@@ -5,7 +5,7 @@ The page gives each trace the colour of its cell's number (`meta.cell`), for lig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
@@ -58,7 +58,8 @@ def figures_of(cells: Sequence[CellRuns], threshold: float) -> list[Figure]:
         _staleness(cells),
         *_sweeps(cells, threshold),
     ]
-    return [figure for figure in made if figure.traces]
+    found = [figure for figure in made if figure.traces]
+    return found + _logged(cells, {figure.name for figure in found})
 
 
 COURSES = {
@@ -92,13 +93,8 @@ def _learning_curve(
         length = max(map(len, lines.values()))
         if not length:
             continue
-        shown = ("x", "y", "least", "most") if len(cell.curves) > 1 else ("x", "y")
-        values = {
-            name: {axis: [getattr(mean, name) for mean in line] for axis, line in lines.items()}
-            for name in shown
-        }
         mode = "lines+markers" if length < POINTS_MARKED else "lines"
-        meta = {"cell": number, **values}
+        meta = {"cell": number, **_values(lines, band=len(cell.curves) > 1)}
         traces.append({"name": cell.name, "legendgroup": cell.name, "mode": mode, "meta": meta})
     seeds = max((len(cell.runs) for cell in cells), default=0)
     if seeds > 1:
@@ -106,6 +102,8 @@ def _learning_curve(
     return Figure(name, title, traces, "", note, percent=name == "accuracy")
 
 
+POINTS_LOGGED = 500  # of what a script has recorded
+NAMES_DRAWN, NAME_LENGTH = 100, 80
 POINTS_MARKED = 25  # markers on longer curves would hide them
 
 
@@ -117,6 +115,14 @@ class _Mean:
     y: float
     least: float
     most: float
+
+
+def _values(lines: Mapping[str, Sequence[_Mean]], band: bool) -> dict[str, dict[str, list[float]]]:
+    """A line as `meta` of its trace has it: by what it is, and by x axis."""
+    return {
+        name: {axis: [getattr(mean, name) for mean in line] for axis, line in lines.items()}
+        for name in (("x", "y", "least", "most") if band else ("x", "y"))
+    }
 
 
 def _means(
@@ -131,6 +137,63 @@ def _means(
             x = fmean(getattr(point, axis) for point in points)
             found.append(_Mean(x, fmean(values), min(values), max(values)))
     return sorted(found, key=lambda mean: mean.x)
+
+
+def _logged(cells: Sequence[CellRuns], taken: set[str]) -> list[Figure]:
+    """A figure for each name that scripts have recorded.
+
+    taken:  names of other figures' elements
+    """
+    logged = [curves.logged for cell in cells for curves in cell.curves.values()]
+    found = []
+    for title in list(dict.fromkeys(name for each in logged for name in each))[:NAMES_DRAWN]:
+        traces = [
+            trace
+            for number, cell in enumerate(cells)
+            if (trace := _logged_line(cell, number, title))["meta"]["x"]["step"]
+        ]
+        plain = "".join(c if c.isalnum() else "-" for c in title)[:NAME_LENGTH]
+        names = (plain, *(f"{plain}-{number}" for number in range(2, NAMES_DRAWN + 9)))
+        name = next(each for each in names if each.lower() not in taken)
+        taken.add(name.lower())
+        note = (
+            "Recorded by shoal.log, from logged events: means of the workers that have recorded "
+            "it, with a band from the least to the greatest."
+        )
+        if traces:
+            found.append(Figure(name, title, traces, "", note))
+    return found
+
+
+def _logged_line(cell: CellRuns, number: int, name: str) -> Trace:
+    points = [
+        point
+        for curves in cell.curves.values()
+        for point in curves.logged.get(name, ())
+        if isfinite(point.value)
+    ]
+    lines = {axis: _grouped(points, axis) for axis in ("step", "seconds")}
+    several = any(mean.least < mean.most for mean in lines["step"])
+    meta = {"cell": number, **_values(lines, band=several)}
+    mode = "lines+markers" if len(lines["step"]) < POINTS_MARKED else "lines"
+    return {"name": cell.name, "legendgroup": cell.name, "mode": mode, "meta": meta}
+
+
+def _grouped(points: Sequence[Point], axis: str) -> list[_Mean]:
+    """Means of points at like places of an axis, at most POINTS_LOGGED of them."""
+    at = [float(getattr(point, axis)) for point in points]
+    first, span = min(at, default=0.0), max(at, default=0.0) - min(at, default=0.0)
+    few = len({*at}) <= POINTS_LOGGED
+    groups: dict[float, list[int]] = {}
+    for number, x in enumerate(at):
+        place = x if few else float(int((x - first) / span * POINTS_LOGGED))
+        groups.setdefault(place, []).append(number)
+    means = []
+    for _, group in sorted(groups.items()):
+        values = [points[number].value for number in group]
+        x = fmean(at[number] for number in group)
+        means.append(_Mean(x, fmean(values), min(values), max(values)))
+    return means
 
 
 def _idle(cells: Sequence[CellRuns]) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -127,11 +128,16 @@ class Live:
             self._progress.update(task, accuracy=f"  accuracy {events['eval']['accuracy']:.4f}")
 
 
+def show_course(console: Console, name: str, values: Sequence[float]) -> None:
+    """The course of a figure in one line, without what is not finite."""
+    if finite := [value for value in values if isfinite(value)]:
+        first, last = significant(finite[0]), significant(finite[-1])
+        console.print(f"{name}  {sparkline(finite)}  {first} -> {last}", markup=False)
+
+
 def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[float]) -> None:
     """The figures of a run in one table, with the loss's course above."""
-    if losses:
-        first, last = significant(losses[0]), significant(losses[-1])
-        console.print(f"loss  {sparkline(losses)}  {first} -> {last}")
+    show_course(console, "loss", losses)
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = {
         "test accuracy": significant(summary["accuracy"]),
@@ -170,8 +176,8 @@ def show_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> None
             row["cell"],
             "" if row["accuracy"] is None else f"{percent(row['accuracy'])}{spread}",
             "" if row["time_to"] is None else seconds(row["time_to"]),
-            seconds(row["seconds"]),
-            decimal_bytes(row["bytes"]),
+            "" if row["seconds"] is None else seconds(row["seconds"]),
+            "" if row["bytes"] is None else decimal_bytes(row["bytes"]),
             "" if row["idle"] is None else percent(row["idle"]),
             "" if row["staleness"] is None else significant(row["staleness"]),
         )

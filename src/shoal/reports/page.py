@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from shoal.errors import InvalidValue
 from shoal.jobs.comparison import Comparison, label_of, names_of, strategy_label
+from shoal.jobs.spec import SCRIPT
 from shoal.reports.comparison import CellRuns, ComparedRuns
 from shoal.reports.events import Run
 from shoal.reports.figures import Figure, figures_of
@@ -22,6 +23,7 @@ from shoal.reports.numbers import decimal_bytes, percent, seconds, significant
 from shoal.storage.files import write_whole
 
 Row = Mapping[str, Any]
+NUMBERS = ("first", "last", "least", "greatest")  # of what a script has recorded
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,18 @@ class Column:
     best: Callable[[Sequence[float]], float] | None
 
 
+AXES = (("step", "steps"), ("seconds", "time"), ("bytes", "bytes"))
+MEASURED = (
+    "Times are of training: evaluations are left out. Bytes are those that have gone through the "
+    "workers' links."
+)
+COMPARED = (
+    f"Means over the seeds, ± their standard deviation; the best of each column is bold. {MEASURED}"
+)
+LOGGED = (
+    "The last number is that of the worker of lowest rank that has recorded it; the least and the "
+    "greatest are of all workers."
+)
 COLUMNS = (
     Column("accuracy", "test accuracy", percent, max),
     Column("loss", "test loss", significant, min),
@@ -68,18 +82,27 @@ class Page:
     def write(self, path: Path) -> None:
         """Write it."""
         cells, figures = self.compared.cells, self.figures
-        threshold = self.compared.threshold()
         rows = self.compared.table()
+        logged = rows[0].get("logged") if len(rows) == 1 else None
         drawn = json.dumps([asdict(each) for each in figures]).replace("<", "\\u003c")
         environment = Environment(
             loader=PackageLoader("shoal.reports", "."), autoescape=True, undefined=StrictUndefined
         )
+        used = {
+            axis
+            for figure in figures
+            for each in figure.traces
+            for axis in each["meta"].get("x", ())
+        }
         text = environment.get_template("page.html").render(
             page=self,
             figures=figures,
             drawn=drawn,
-            columns=[each.title.format(threshold=threshold) for each in COLUMNS],
-            rows=[_cells_of(row, rows) for row in rows],
+            table=_table_of_logged(logged)
+            if logged
+            else _table_of(rows, self.compared.threshold()),
+            rows=rows,
+            axes=[(name, label) for name, label in AXES if name in used],
             numbers={cell.name: number for number, cell in enumerate(cells)},
             plotly=get_plotlyjs(),
         )
@@ -132,50 +155,108 @@ def page_of_comparison(compared: ComparedRuns) -> Page:
 def page_of_run(run: Run, job: Mapping[str, Any]) -> Page:
     """The page of one run.
 
+    job:  as its folder has it; {} of a script that was started without `shoal run`
+
     Raises:
         InvalidValue: it is of an application whose events have no such figures.
     """
-    if "application" in job:
+    application = job.get("application", "")
+    if application not in ("", SCRIPT):
         raise InvalidValue(
-            f"{run.path} is a run of `shoal train {job['application']}`, whose events do not have "
+            f"{run.path} is a run of `shoal train {application}`, whose events do not have "
             "what a report draws; its summary.json has its figures"
         )
-    name = strategy_label(str(job.get("strategy", "run")))
+    is_script = application == SCRIPT or not job
+    name = "script" if is_script else strategy_label(str(job.get("strategy", "run")))
     compared = ComparedRuns(run.path, Comparison(), [CellRuns(name, {}, {0: run})])
-    workers = _count(len(run.steps), "worker")
+    workers = _count(len(run.steps.keys() | run.logged.keys()), "worker")
     simulated = bool(run.summary.get("simulated"))
     where = "simulated cluster and clock" if simulated else "real processes"
-    endings = [event["reason"] for event in run.events if event["kind"] == "ending"]
-    unended = f"This run has not ended: {endings[-1]}" if endings else "This run has not ended."
+    warnings = [] if run.summary or not job else [_unended(run)]
+    if is_script and not run.logged:
+        warnings.append("It has recorded no figures: call shoal.log in the script.")
+    again = job.get("command", "") if is_script else f"shoal train {run.path}/job.toml"
     return Page(
-        str(job.get("title", "")) or f"{label_of(job.get('data', 'a run'))}: {name}",
+        str(job.get("title", "")) or (_script_of(run, job) if is_script else _title(job, name)),
         compared,
-        [f"Strategy {name}, {workers}, {where}."],
+        [f"{'A script' if is_script else f'Strategy {name}'}, {workers}, {where}."],
         [
-            ("the same run again", f"shoal train {run.path}/job.toml"),
+            ("the same run again", again),
             ("this page again", f"shoal report {run.path}"),
             ("its figures as JSON", f"shoal report {run.path} --json"),
         ],
         _flat(job),
-        [] if run.summary else [unended],
+        warnings,
     )
+
+
+def _title(job: Mapping[str, Any], strategy: str) -> str:
+    return f"{label_of(job.get('data', 'a run'))}: {strategy}"
+
+
+def _script_of(run: Run, job: Mapping[str, Any]) -> str:
+    """The name of a script; that of its run's folder where the run does not say it."""
+    return label_of(next(iter(job.get("script", [])), run.path.absolute()))
+
+
+def _unended(run: Run) -> str:
+    endings = [event["reason"] for event in run.events if event["kind"] == "ending"]
+    return f"This run has not ended: {endings[-1]}" if endings else "This run has not ended."
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-def _cells_of(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
-    """A row of the table as text: (value, its spread, whether it is the best)."""
+@dataclass(frozen=True)
+class _Table:
+    """The page's table.
+
+    Attributes:
+        lines: each has its name, and its values as text: (value, its spread, whether it is best).
+    """
+
+    heading: str
+    columns: list[str]
+    lines: list[dict[str, Any]]
+    note: str
+
+
+def _table_of(rows: Sequence[Row], threshold: float) -> _Table:
+    """A line for each cell, without columns in which none has a value."""
+    columns = [each for each in COLUMNS if any(row[each.name] is not None for row in rows)]
+    return _Table(
+        "cell" if len(rows) > 1 else "run",
+        [each.title.format(threshold=threshold) for each in columns],
+        [{"name": row["cell"], "shown": _shown(row, rows, columns)} for row in rows],
+        COMPARED if len(rows) > 1 else MEASURED,
+    )
+
+
+def _shown(row: Row, rows: Sequence[Row], columns: Sequence[Column]) -> list[tuple[str, str, bool]]:
     found = []
-    for column in COLUMNS:
+    for column in columns:
         value, spread = row[column.name], row.get(f"{column.name}_sd")
         values = [each[column.name] for each in rows if each[column.name] is not None]
         best = column.best is not None and len({*values}) > 1 and value == column.best(values)
         text = "" if value is None else column.shown(value)
         said = "" if spread is None else column.shown(spread)
         found.append((text, f"± {said}" if said not in ("", column.shown(0.0)) else "", best))
-    return {"cell": row["cell"], "values": found, "run_dirs": row["run_dirs"]}
+    return found
+
+
+def _table_of_logged(logged: Mapping[str, Row]) -> _Table:
+    """A line for each name that a script has recorded."""
+    lines = []
+    for name, each in logged.items():
+        numbers = ("" if each[what] is None else significant(each[what]) for what in NUMBERS)
+        lines.append(
+            {
+                "name": name,
+                "shown": [(text, "", False) for text in (*numbers, f"{each['count']:,}")],
+            }
+        )
+    return _Table("recorded", [*NUMBERS, "calls"], lines, LOGGED)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -70,6 +70,14 @@ class _Eval(_OfWorker):
     seconds: float = 0.0
 
 
+class _Logged(_OfWorker):
+    """By a user's code."""
+
+    rank: Count
+    step: Count
+    figures: dict[str, Figure]
+
+
 class _Named(Event):
     name: str
 
@@ -122,6 +130,7 @@ KINDS: dict[str, type[Event]] = {
     "ending": _Ending,
     "eval": _Eval,
     "leased": _Leased,
+    "logged": _Logged,
     "lost": _Named,
     "returned": _Batches,
     "step": _Step,

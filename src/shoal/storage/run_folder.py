@@ -1,6 +1,7 @@
 """RunFolder: every path of a run, built here and nowhere else.
 
-events.jsonl        what happened, from all processes; the first line says the format's version
+events.jsonl        what happened, from all processes; the first line says the format's version, and
+                    when the run began
 job.toml            the resolved configuration
 summary.json        the figures at the end
 model.safetensors   the trained parameters
@@ -8,7 +9,7 @@ shards/server-N.safetensors    the tables' rows, as each server had them at the 
 checkpoints/CLOCK/shard-TABLE-ROW.safetensors    rows at a clock
 checkpoints/CLOCK/worker-N.safetensors         a worker's random states and buffers at it
 checkpoints/leases                             which batches workers were granted
-workers/N/train.csv, eval.csv, result.json
+workers/N/train.csv, eval.csv, logged.csv, result.json
 workers/N/values.json           texts of categories that a worker of `shoal train ctr` has seen
 workers/N/state.safetensors     a worker's random state and buffers at the end, until the last
                                 checkpoint has them
@@ -23,10 +24,13 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from shoal.errors import DataMissing, InvalidValue
 from shoal.ownership import PRIVATE
@@ -42,6 +46,7 @@ from shoal.storage.files import (
 )
 
 RESULT = "result.json"  # of a worker
+HEADER_BYTES_MAX = 4096  # of an event log
 
 
 class RunFolder:
@@ -61,13 +66,45 @@ class RunFolder:
         self.pids = path / "pids.json"
 
     @classmethod
-    def create(cls, parent: Path, title: str) -> RunFolder:
-        """A fresh folder named by title and time, which only its owner may enter."""
+    def create(cls, parent: Path, title: str, started_at: float | None = None) -> RunFolder:
+        """A fresh folder named by title and time, which only its owner may enter.
+
+        started_at:  `time.time()` when the run began; now, if not given
+        """
         folder = cls(stamped_folder(parent, title))
         (folder.path / "logs").mkdir()
-        header = {"t": 0.0, "kind": "format", "node": "", FORMAT_KEY: FORMAT}
-        write_whole(folder.events, json.dumps(header) + "\n")
+        write_whole(folder.events, _header(started_at))
         return folder
+
+    @classmethod
+    def begun(cls, path: Path) -> tuple[RunFolder, bool]:
+        """The folder of a run, and whether this process has made it: several may try at once.
+
+        Raises:
+            OSError: it cannot be made
+        """
+        folder = cls(path)
+        if folder.events.exists():
+            return folder, False
+        make_folder(path, PRIVATE)
+        fresh = folder.events.with_name(f".events.{secrets.token_hex(8)}.new")
+        write_whole(fresh, _header())
+        try:
+            folder.events.hardlink_to(fresh)  # which fails where another process was first
+        except FileExistsError:
+            return folder, False
+        finally:
+            fresh.unlink()
+        return folder, True
+
+    def started_at(self) -> float:
+        """`time.time()` when the run began, as its event log says; now, where it does not."""
+        try:
+            with self.events.open("rb") as file:
+                found = msgspec.json.decode(file.readline(HEADER_BYTES_MAX), type=_Header)
+        except (OSError, ValueError):
+            return time.time()
+        return found.started_at or time.time()
 
     def write_job(self, toml: str) -> None:
         write_whole(self.job, f"{FORMAT_KEY} = {FORMAT}\n{toml}")
@@ -145,6 +182,18 @@ class RunFolder:
 
     def error(self, name: str) -> Path:
         return self.path / "logs" / f"{name}.error"
+
+
+class _Header(msgspec.Struct):
+    """What the first line of an event log says, of which another version may say less."""
+
+    started_at: float = 0.0
+
+
+def _header(started_at: float | None = None) -> str:
+    began = time.time() if started_at is None else started_at
+    header = {"t": 0.0, "kind": "format", "node": "", FORMAT_KEY: FORMAT, "started_at": began}
+    return json.dumps(header) + "\n"
 
 
 def stamped_folder(parent: Path, title: str) -> Path:

@@ -145,7 +145,7 @@ def run_ctr(
         shard_files(Path(spec.init))
         if RunFolder(Path(spec.init)).job.exists():
             spec_of(Path(spec.init))  # its keys are those of this run
-    folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}")
+    folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}", started_at)
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)
         spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))

@@ -91,7 +91,9 @@ def run_job(
     if passed:
         check_continued(job, passed)
     notes = check_inputs(job, data_dirs)
-    folder = RunFolder.create(Path(job.out), job.title or Path(job.data).name.partition(".")[0])
+    folder = RunFolder.create(
+        Path(job.out), job.title or Path(job.data).name.partition(".")[0], started_at
+    )
     folder.write_job(dump_job(job))
     with engine_of(folder) as engine:
         for task in tasks_of(job, engine, data_dirs, started_at, passed=passed):

@@ -150,7 +150,7 @@ def run_words(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if passed and corpus.words != read_text(Path(spec.resume) / VOCABULARY).splitlines():
         raise InvalidValue(f"{spec.resume} was trained on another text: its vocabulary differs")
-    folder = RunFolder.create(Path(spec.out), spec.title or f"word2vec-{spec.model}")
+    folder = RunFolder.create(Path(spec.out), spec.title or f"word2vec-{spec.model}", started_at)
     folder.write_job(dump_job(spec, APPLICATION))
     write_whole(folder.path / VOCABULARY, "\n".join(corpus.words) + "\n")
     with LocalEngine(folder) as engine:

@@ -1,0 +1,42 @@
+"""`shoal.log`: figures of a user's own training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.client.context import current
+from shoal.errors import InvalidValue
+
+
+def log(
+    figures: Mapping[str, Any] | None = None, /, *, step: int | None = None, **named: Any
+) -> None:
+    """Record figures of this worker, such as its loss, in the event log of its run.
+
+    `shoal report RUN` draws a curve for each name, and `shoal.load_run(RUN).logged` has them as
+    tables. A call takes some microseconds, and its line is written when it returns. Without
+    `shoal run` the run's folder, `context.run_dir`, is made at the first call.
+
+    Args:
+        figures: numbers by name, for names that are no keywords, such as "valid/loss".
+        step: the step that they are of, on the x axis. If not given, one more than that of the
+            last call; of the first call `context.began_at`, where a resumed run goes on.
+        named: numbers by name. A tensor or an array with one element is a number. One that is not
+            finite is recorded, and left out of curves.
+
+    Raises:
+        UsageError: this process has not joined a run (`shoal.init`), or has left it.
+        InvalidValue: a value that is no number, a step that is no whole number from 0 on, or a name
+            that is empty, has more than 200 characters, or is one of t, step, rank, node, kind and
+            group, which every event has. Nothing of the call is recorded then.
+
+    Example:
+        >>> import shoal
+        >>> context = shoal.init()
+        >>> for step in range(3):  # doctest: +SKIP
+        ...     shoal.log({"valid/loss": 1 / (step + 1)}, loss=2 / (step + 1), step=step)
+    """
+    if figures is not None and (twice := figures.keys() & named.keys()):
+        raise InvalidValue(f"shoal.log: {sorted(twice)[0]} is given twice")
+    current().figure_log.write(named if figures is None else {**figures, **named}, step)

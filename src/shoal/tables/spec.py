@@ -66,6 +66,11 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     Args:
         start: the first row; the span ends where the next one begins.
         name: what it is, for people: at most 200 characters.
+
+    Example:
+        >>> weights = Span(0, "0.weight (3, 5)"), Span(16, "0.bias (3,)")
+        >>> TableSpec("params", 32, spans=weights).spans[1].start
+        16
     """
 
     start: Annotated[int, msgspec.Meta(ge=0, lt=ROWS_MOST)]

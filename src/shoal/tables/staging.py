@@ -169,7 +169,7 @@ class StagedRows:
         self.slots = slots
         self.kept = False  # a pull reads the same keys after this is applied
         self.retained = False  # the memory is also sent to other servers
-        self.prepared: list[tuple[int, KeyRange, Prepared]] | None = None  # of whole rows
+        self.prepared: list[tuple[int, KeyRange, Prepared | None]] | None = None  # of whole rows
         self._memory = memory
         self.nbytes = memory.nbytes  # that it keeps
         keys_bytes = 0 if keys < 0 else 8 * keys
@@ -260,13 +260,13 @@ class StreamedRows(msgspec.Struct, eq=False):
     Attributes:
         values: (n, width): that memory, for the largest fragment.
         views: a destination for each fragment; all are the same memory.
-        pieces: for each view: the fragment's number, its rows, and their update.
+        pieces: for each view: the fragment's number, its rows, and their update if it is prepared.
     """
 
     rows: KeyRange
     values: Tensor
     views: list[memoryview]
-    pieces: list[tuple[int, KeyRange, Prepared]]
+    pieces: list[tuple[int, KeyRange, Prepared | None]]
     kept: bool = False
     keys: ClassVar[None] = None  # all of its rows
 

@@ -100,8 +100,7 @@ class DenseShard(DenseRows):
         views, pieces = [], []
         for index, part in touched:
             views.append(memory[: len(part) * self._row_bytes].data)
-            update = self.access.prepared(*self._piece(part), values[: len(part)])
-            pieces.append((index, part, update))
+            pieces.append((index, part, self._prepared(index, part, values[: len(part)])))
         return StreamedRows(rows, values, views, pieces)
 
     def rows_of(self, streamed: StreamedRows, number: int) -> KeyRange:
@@ -111,11 +110,12 @@ class DenseShard(DenseRows):
     def apply_piece(self, streamed: StreamedRows, number: int, lr: float | None) -> None:
         """Apply the fragment in view `number`."""
         index, part, update = streamed.pieces[number]
-        if index in self.counts.apart:
+        if update is None or index in self.counts.apart:
             self._update(index, part, Merged(part, None, streamed.values[: len(part)], lr))
+            self.counts.count(index, (part,))
         else:
             update(self.counts.together[index], lr)
-        self.counts.count(index, (part,))
+            self.counts.together[index] += 1
         self.versions[index] += 1
 
     def end_stream(self, streamed: StreamedRows) -> None:
@@ -157,19 +157,20 @@ class DenseShard(DenseRows):
         """Apply a push with the access method, fragment by fragment."""
         if staged.keys is None and staged.prepared is None:
             staged.prepared = [
-                (index, part, self.access.prepared(*self._piece(part), rows_of(staged, part)))
+                (index, part, self._prepared(index, part, rows_of(staged, part)))
                 for index, part in self._touched(staged.rows)
             ]
         touched: Sequence[tuple[int, KeyRange, Prepared | None]] = staged.prepared or [
             (index, part, None) for index, part in self._touched(staged.rows)
         ]
-        pushed = Merged(staged.rows, staged.keys, staged.values, lr)
+        counts = self.counts
         for index, part, update in touched:
-            if update is None or index in self.counts.apart:
-                self._update(index, part, pushed)
+            if update is None or index in counts.apart:
+                self._update(index, part, Merged(staged.rows, staged.keys, staged.values, lr))
+                counts.count(index, (part,))
             else:
-                update(self.counts.together[index], lr)
-            self.counts.count(index, (part,))
+                update(counts.together[index], lr)
+                counts.together[index] += 1
             self.versions[index] += 1
         self.release(staged)
 
@@ -226,6 +227,12 @@ class DenseShard(DenseRows):
             self.versions[index] += 1
         for _, staged in updates:
             self.release(staged)
+
+    def _prepared(self, index: int, part: KeyRange, values: Tensor) -> Prepared | None:
+        """An update of these rows, if it counts for all cells of the fragment."""
+        if not self.counts.covers_all(index, part):
+            return None
+        return self.access.prepared(*self._piece(part), values)
 
     def _update(self, index: int, part: KeyRange, update: Merged) -> None:
         """Apply an update to its rows in `part` of a fragment; it is counted afterwards."""

@@ -63,6 +63,9 @@ MISSING = [None, float("nan"), np.float32("nan"), np.datetime64("NaT"), np.timed
 class NAType:
     """As that of pandas."""
 
+    def __repr__(self):
+        return "<NA>"
+
     def __eq__(self, other):
         return self
 

@@ -28,6 +28,7 @@ CROSS_CUTTING = {
     "test_exchange_path.py",
     "test_mirror.py",
     "test_one_writer.py",
+    "test_ported.py",
     "transport/test_conformance.py",
 }
 FILES = sorted(path.relative_to(TESTS) for path in TESTS.rglob("test_*.py"))

@@ -12,7 +12,9 @@ from shoal.errors import InvalidValue, UsageError
 @pytest.fixture
 def context(tmp_path):
     """This process is worker 1 of a run."""
-    client = SimpleNamespace(name="worker-1", close=lambda: None, fail=lambda error: None)
+    client = SimpleNamespace(
+        name="worker-1", closed=False, close=lambda: None, fail=lambda error: None
+    )
     context = Context(1, 2, client, began_at=40, run_dir=tmp_path / "run")
     set_current(context)
     yield context

@@ -4,10 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from shoal import ctr
-from shoal.apps.ctr.columns.keys import KEY_RULE
 from shoal.apps.ctr.command import run_ctr, spec_from
 from shoal.apps.ctr.predicting import Scorer
-from shoal.apps.ctr.spec import CtrSpec, job_text, spec_of
+from shoal.apps.ctr.spec import KEY_RULE, CtrSpec, job_text, spec_of
 from shoal.errors import UnknownFormat
 from shoal.jobs.spec import dump_job
 from shoal.storage.run_folder import RunFolder

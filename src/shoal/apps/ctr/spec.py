@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from shoal.apps.ctr.columns.keys import KEY_RULE
 from shoal.engines.options import ResumableRun, need_servers, option
 from shoal.errors import DataMissing, InvalidValue, UnknownFormat
 from shoal.jobs.spec import converted, dump_job, load_run_job
@@ -13,6 +12,7 @@ from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import Consistency, asp, bsp, ssp
 
+KEY_RULE = 2  # raise it when a value gets another key: runs of another rule are refused
 APPLICATION, RULE = "ctr", "key_rule"  # in a run's job
 TABLES = ("csv", "parquet")
 Format = Literal["auto", "libsvm", "criteo", "dummy", "csv", "parquet"]

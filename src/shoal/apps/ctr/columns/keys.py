@@ -15,7 +15,6 @@ import numpy as np
 from shoal.errors import InvalidValue
 from shoal.keys import hash_of
 
-KEY_RULE = 2  # raise it when a value gets another key: runs of another rule are refused
 DIGITS_MOST = 1000  # bound of the digits of a number
 
 MISSING = ("", "NA", "N/A", "<NA>", "NaN", "nan", "NaT", "null", "NULL", "None", "?")

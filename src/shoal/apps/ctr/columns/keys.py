@@ -83,7 +83,7 @@ def key(column: str, value: object, *, numeric: bool = False, hash_bits: int = 0
     that reads 007 as the number 7 before it hands the value over gives it another key. The number 1
     and True differ, and so do a datetime with a time zone and one without.
 
-    In a column of numbers text(v) is the number of the bucket of v, b = ⌊4 log₂ |v|⌋ for v > 0,
+    In a column of numbers text(v) is the number of the bucket of v, b = ⌊4 log₂ abs(v)⌋ for v > 0,
     b + 2²¹ for v < 0 and 2²⁰ for 0: buckets are about a fifth wide, whatever the unit.
 
     With `hash_bits` the key is the upper bits of the SplitMix64 hash of this key.

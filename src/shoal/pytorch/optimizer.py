@@ -300,9 +300,7 @@ class Optimizer(torch.optim.Optimizer):
             set_to_none: set `.grad` to None, so that a parameter without a new gradient is left
                 alone; otherwise to zeros, which are a gradient.
         """
-        if set_to_none:
-            self._model.drop_grads()
-        super().zero_grad(set_to_none)  # of all parameters, also those that are not trained
+        super().zero_grad(set_to_none)
         for each in self._embeddings():
             each.pending.clear()
 

@@ -103,7 +103,7 @@ slots_not_transferred = bug(
 )  # fmt: skip
 updates_not_transferred = bug(
     DenseShard, "install",
-    then(lambda self, staged: setattr(self, "updates", [0] * len(self.updates))),
+    then(lambda self, staged: self.counts.set(0, [0] * len(self.updates))),
     "A syncing replica counts its updates from zero: schedules begin anew.",
 )  # fmt: skip
 

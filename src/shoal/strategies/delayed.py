@@ -118,8 +118,10 @@ class Downpour(ServerStrategy):
     def settle(self, model: Model) -> Program:
         """Push what has accrued, and pull the parameters."""
         assert self._ops is not None, "begin comes first"
-        pushes = self._owed() if self.owes() else ()
-        yield Exchange(pushes, advance=bool(pushes), pulls=self._ops.pulls)
+        advance = self.owes()
+        pushes = self._owed() if advance else ()
+        yield Exchange(pushes, advance=advance, pulls=self._ops.pulls)
+        self.clock += advance
         for accrued in self._accrued.values():
             accrued.zero_()
         self._steps = 0

@@ -1,7 +1,7 @@
 """A small transformer that learns to write Python: the whole life of a training script.
 
     shoal run --workers 2 --servers 2 --checkpoint-every 20 --title writer examples/transformer.py
-    shoal run --workers 2 --servers 2 --resume shoal-runs/writer-* examples/transformer.py
+    shoal run --resume shoal-runs/writer-*
     python examples/transformer.py --write writer.pt        # the weights, without Shoal
 
 It has two parameter groups (decay for matrices only), mixed precision, a learning-rate schedule,
@@ -69,9 +69,9 @@ def train(epochs, path):
 
     step = context.began_at  # 0 in a new run
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate, last_epoch=step - 1)
-    # the sampler skips the batches that were done before the checkpoint
+    # a resumed run leaves out the epochs and the batches that were done before the checkpoint
     loader = DataLoader(learn, BATCH, sampler=shoal.Sampler(learn, batch_size=BATCH))
-    for epoch in range(epochs):
+    for epoch in range(context.first_epoch(loader), epochs):
         for (batch,) in loader:
             torch.manual_seed(step * context.world_size + context.rank)  # dropout, also resumed
             optimizer.zero_grad()

@@ -122,6 +122,16 @@ def importable(name: str) -> str:
     return str(Path(name).resolve()) if name.endswith(".py") else name
 
 
+def anywhere(name: str) -> str:
+    """The name of a factory in a file by which processes in any folder can import it.
+
+    >>> anywhere("package.module:function"), anywhere("sync")
+    ('package.module:function', 'sync')
+    """
+    file, found, attribute = name.rpartition(":")
+    return f"{Path(file).resolve()}:{attribute}" if found and file.endswith(".py") else name
+
+
 def load(name: str) -> Factory:
     """The factory of that name.
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from shoal.data.sampler import Batches, Sampler, current_membership, set_membership
+from shoal.data.sampler import Batches, Sampler, current_membership, first_epoch, set_membership
 from shoal.errors import InvalidValue
 
 SPLIT = np.arange(100, 123)
@@ -256,6 +256,84 @@ def test_a_resumed_run_goes_on_with_the_next_batch(steps: int, drop_last: bool) 
     assert [batch for epoch in rest for batch in epoch] == flat[steps:]
     for before, after in zip(whole, rest, strict=True):  # the epochs keep their places
         assert after == before[len(before) - len(after) :]
+
+
+@pytest.mark.usefixtures("membership")
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 6, 11, 12, 100])
+def test_a_loop_leaves_out_the_epochs_that_are_done(steps: int, told: bool) -> None:
+    """Whether it calls `set_epoch` or not: the rest is that of a loop over all epochs."""
+    data = TensorDataset(torch.arange(21))
+
+    def epochs(before: int, left_out: bool) -> dict[int, list[list[int]]]:
+        set_membership(1, 2, before)
+        sampler = Sampler(data, seed=3, batch_size=4)
+        loader = DataLoader(data, batch_size=4, sampler=sampler)
+        found = {}
+        for epoch in range(first_epoch(loader) if left_out else 0, 4):
+            if told:
+                sampler.set_epoch(epoch)
+            found[epoch] = [batch.tolist() for (batch,) in loader]
+        return found
+
+    rest = epochs(steps, left_out=True)
+    assert list(rest) == list(range(min(steps // 3, 4), 4))
+    assert rest == {epoch: each for epoch, each in epochs(steps, False).items() if epoch in rest}
+    flat = [batch for each in epochs(0, False).values() for batch in each]
+    assert [batch for each in rest.values() for batch in each] == flat[steps:]
+
+
+@pytest.mark.usefixtures("membership")
+def test_the_first_epoch_is_that_of_so_many_steps_where_there_is_no_sampler() -> None:
+    set_membership(0, 2, 7)
+    assert [first_epoch(steps) for steps in (0, 1, 3, 7, 8)] == [0, 7, 2, 1, 0]
+    assert first_epoch(DataLoader(TensorDataset(torch.arange(6)), batch_size=2)) == 2
+    with pytest.raises(InvalidValue, match="cannot have -1 steps"):
+        first_epoch(-1)
+    set_membership(0, 4, 7, earlier=[(2, 7)])  # half as many steps of twice as many workers
+    assert first_epoch(3) == 1
+
+
+@pytest.mark.usefixtures("membership")
+def test_batches_that_are_several_of_a_loader_count_as_the_sampler_says() -> None:
+    """A loop that steps after every second batch: the sampler has the samples of a step."""
+    set_membership(0, 1, 5)
+    data = TensorDataset(torch.arange(16))
+    sampler = Sampler(data, batch_size=4)
+    loader = DataLoader(data, batch_size=2, sampler=sampler)
+    assert first_epoch(loader) == 1
+    assert len(list(loader)) == 6
+
+
+@pytest.mark.usefixtures("membership")
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "runs",
+    [[(2, 4)], [(4, 2)], [(2, 6)], [(1, 30)], [(3, 0)], [(2, 3), (3, 5)], [(4, 3), (4, 6), (1, 3)]],
+    ids=str,
+)
+def test_other_numbers_of_workers_do_the_samples_that_are_left(
+    runs: list[tuple[int, int]], workers: int
+) -> None:
+    """This run and those before, each of which has resumed another, use each sample once."""
+    data = TensorDataset(torch.arange(24))
+    used: list[tuple[int, int]] = []
+
+    def train(ranks: int, earlier: list[tuple[int, int]], steps: int, epochs: int) -> None:
+        """Each of so many workers takes so many steps, up to an epoch."""
+        for rank in range(ranks):
+            set_membership(rank, ranks, sum(each for _, each in earlier), earlier)
+            loader = DataLoader(data, batch_size=2, sampler=Sampler(data, seed=3, batch_size=2))
+            left = steps
+            for epoch in range(first_epoch(loader), epochs):
+                batches = [batch.tolist() for (batch,) in loader][:left]
+                used.extend((epoch, sample) for batch in batches for sample in batch)
+                left -= len(batches)
+
+    for number, (ranks, steps) in enumerate(runs):
+        train(ranks, runs[:number], steps, epochs=9)
+    train(workers, runs, steps=1000, epochs=4)
+    assert sorted(used) == [(epoch, sample) for epoch in range(4) for sample in range(24)]
 
 
 @pytest.mark.usefixtures("membership")

@@ -224,7 +224,8 @@ def test_a_resumed_run_with_leases_does_the_remaining_batches(tmp_path):
 def test_strategies_with_state_on_workers_resume_exactly(strategy, settings, tmp_path):
     """The optimizer of a worker, which batches it has done between two exchanges, and a delay."""
     more = ["--strategy", strategy, *settings, "--epochs", 4, "--lr", "0.01", "--batch-size", "32"]
-    whole = train("digits", "--servers", 2, *more, "--checkpoint-every", 3, "--out", tmp_path)
+    every = ["--checkpoint-every", 3, "--keep-checkpoints", 0]
+    whole = train("digits", "--servers", 2, *more, *every, "--out", tmp_path)
     clocks = sorted(int(each.name) for each in (whole.path / "checkpoints").iterdir())
     assert len(list((whole.path / "checkpoints" / f"{clocks[0]:010}").glob("worker-*"))) == 2
     at = clocks[(len(clocks) - 1) // 2]  # the last is the end

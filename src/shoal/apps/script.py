@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import shlex
 import sys
@@ -13,14 +14,22 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from shoal.apps.train.resume import begun_with, environment, join_run, resumed_at, tables_of
+from shoal.apps.script_job import ScriptRun, check_script, check_settings, job_of
+from shoal.apps.train.resume import (
+    begun_with,
+    environment,
+    join_run,
+    resumed_at,
+    words_of_change,
+)
 from shoal.engines.base import Task
 from shoal.engines.cluster import run_tasks, threads_of
 from shoal.engines.local import LocalEngine
-from shoal.engines.options import FaultTolerantRun, Imports, Output, WorkerRole
+from shoal.engines.options import WorkerRole
 from shoal.engines.output import Followed
+from shoal.engines.script_options import variables_of
 from shoal.errors import InvalidValue, UsageError
-from shoal.factories import importable
+from shoal.factories import anywhere, importable
 from shoal.jobs.spec import SCRIPT, dump_job
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.reports.events import read_events, write_tables
@@ -29,23 +38,6 @@ from shoal.storage.lease_log import read_lease_log
 from shoal.storage.run_folder import RunFolder
 
 SHOWN = 8  # names at the end of a run
-
-
-class ScriptRun(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a script is run: the options of `shoal run`."""
-
-    imports: Imports = ()
-    output: Output = "rank0"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.servers and (self.saves or self.resume):
-            raise InvalidValue("checkpoints are the servers': add --servers 1 or more")
-        if self.on_worker_loss == "reassign":
-            raise InvalidValue(
-                "--on-worker-loss reassign belongs to `shoal train`, which leases batches to its "
-                "workers; a script takes leases itself: use shoal.leases, and --on-worker-loss drop"
-            )
 
 
 def run_script(
@@ -59,20 +51,34 @@ def run_script(
 
     Raises:
         NotTrusted: another user has left the run that it continues
-        InvalidValue: the script is not Python
+        InvalidValue: the script is not Python; or options that contradict each other, or the
+            strategy, or what the run that it continues has left
+        UnknownName: no such strategy, or no such setting
         DataMissing, DataCorrupt: there is no checkpoint to continue from, or it is damaged
         ProcessDied, RangeLost: the run could not go on
     """
     _check_syntax(script)
-    how = msgspec.structs.replace(how, imports=tuple(map(importable, how.imports)))
+    check_script(how)
+    how = msgspec.structs.replace(
+        how, imports=tuple(map(importable, how.imports)), strategy=anywhere(how.strategy)
+    )
     passed = resumed_at(how.resume, how.resume_at, trust)
     ledger = _ledger(how.resume, passed)
     command = (str(script.resolve()), *args)
     started_at = time.time()
     folder = RunFolder.create(Path(how.out), how.title or script.stem, started_at)
+    before = job_of(Path(how.resume)) if passed else None
+    steps = before.steps_until(passed) if before is not None else ()
     folder.write_job(
-        dump_job(how, SCRIPT, script=[*command], command=f"shoal run {_words(command, how)}")
+        dump_job(
+            how,
+            SCRIPT,
+            script=[*command],
+            command=f"shoal run {_words(command, how)}",
+            steps_before=[*map(list, steps)],
+        )
     )
+    resumed = {**environment(how.resume, passed), "SHOAL_RESUMED_STEPS": json.dumps(steps)}
     with LocalEngine(folder) as engine:
         for task in run_tasks(
             engine,
@@ -87,7 +93,7 @@ def run_script(
             **how.policy,
         ):
             engine.start(task)
-        for task in _workers(engine, command, how, environment(how.resume, passed)):
+        for task in _workers(engine, command, how, resumed):
             engine.start(task)
         others = [f"worker-{rank}" for rank in range(1, how.workers if how.output == "all" else 1)]
         with Followed({name: folder.log(name) for name in others}) as followed:
@@ -149,6 +155,7 @@ def _workers(
         "SHOAL_ON_WORKER_LOSS": how.on_worker_loss,
         "SHOAL_RUN_DIR": str(engine.folder.path.resolve()),
         "OMP_NUM_THREADS": str(threads),
+        **variables_of(how),
         **resumed,
     }
     script, *args = command
@@ -171,12 +178,9 @@ def _check_syntax(script: Path) -> None:
 
 def _words(command: Sequence[str], how: ScriptRun) -> str:
     """The words of a command that runs the same script again, from another checkpoint."""
-    words = [word for each in how.imports for word in ("--import", each)]
-    for name, usual in msgspec.structs.asdict(ScriptRun()).items():
-        value = getattr(how, name)
-        if value != usual and name not in ("imports", "resume", "resume_at"):
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join([*words, *command])
+    before = job_of(Path(how.resume)) if how.resume else None
+    options = words_of_change(how, ScriptRun(), *filter(None, [before]))
+    return shlex.join([*options, *command])
 
 
 def _ledger(resume: str, passed: int) -> LedgerRecord | None:
@@ -220,18 +224,25 @@ def become_worker(script: str, args: list[str], role: WorkerRole, trust: bool = 
     """`shoal worker`: this process joins a cluster and runs the script.
 
     trust:  continue from what another user has left, too
+
+    Raises:
+        UnknownName: no such strategy, or no such setting
+        InvalidValue: a setting out of its range, or options that contradict each other
+        NotTrusted, DataMissing, DataCorrupt: as `resumed_at`
+        JoinRefused, JoinTimeout: as `shoal.init`
     """
-    from shoal.engines.joining import init
+    from shoal.engines.joining import init, set_variables
 
     if role.group and role.resume:
         raise InvalidValue("--resume belongs to the first worker group, not to --group")
+    check_settings(role)
     passed = resumed_at(role.resume, role.resume_at, trust)
+    said = {name: value for name, value in variables_of(role).items() if value}
+    set_variables({**said, **environment(role.resume, passed)})
     given = msgspec.structs.asdict(role)
-    for name in ("resume", "resume_at"):
+    for name in ("resume", "resume_at", "strategy", "set", "staleness", "optimizer_options"):
         del given[name]
-    context = init(**given)
-    context.resumed_at = passed
-    context.resumed_tables = frozenset(tables_of(role.resume, passed))
+    init(**given)
     try:
         worker_main(str(Path(script).resolve()), args)
     except KeyboardInterrupt:

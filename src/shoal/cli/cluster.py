@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import click
 import msgspec
 from rich.console import Console
 
-from shoal.apps.script import ScriptRun
-from shoal.cli.group import as_json, ended_by_signals, main, options_of, trusts
+from shoal.apps.script_job import ScriptRun, continued_script
+from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, plain, trusts
 from shoal.engines.options import SchedulerRole, ServerRole, WorkerRole
 from shoal.jobs.spec import converted
 
-_script = click.argument("script", type=click.Path(exists=True, dir_okay=False))
+_file = click.Path(exists=True, dir_okay=False)
+_script = click.argument("script", type=_file)
 _args = click.argument("args", nargs=-1, type=click.UNPROCESSED)
 _PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
@@ -27,9 +29,11 @@ _PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @options_of(ScriptRun)
 @trusts
 @as_json
-@_script
+@click.argument("script", type=_file, required=False)
 @_args
-def run(script: str, args: tuple[str, ...], trust: bool, as_json: bool, **options: Any) -> None:
+def run(
+    script: str | None, args: tuple[str, ...], trust: bool, as_json: bool, **options: Any
+) -> None:
     """Run your own training script as the workers: `shoal run --workers 4 train.py --lr 0.1`.
 
     In the script, `shoal.init()` joins the cluster. Servers import the script too where a table
@@ -39,13 +43,31 @@ def run(script: str, args: tuple[str, ...], trust: bool, as_json: bool, **option
     A script has a loop of its own, so that some options need its help. With --on-worker-loss
     replace and --slow-workers backup a worker's script begins again: its loop has to begin at
     `context.client.clock`, or to take its batches from `shoal.leases`. With `shoal.leases`,
-    --on-worker-loss drop has the others do the batches of a failed worker. Strategy, staleness and
-    batches are the script's own. What it records with `shoal.log` is drawn by `shoal report`.
+    --on-worker-loss drop has the others do the batches of a failed worker.
+
+    --strategy, --set and --staleness are used by each shoal.Optimizer for which the script names no
+    strategy, or this one: what the script says of its optimizer goes before them. Batches are the
+    script's own. What the script records with `shoal.log` is drawn by `shoal report`.
+
+    --resume continues a run: with its script and its options, but for those that are given again.
+
+    \b
+    shoal run --workers 4 --strategy diloco --set tau=20 train.py --lr 0.1
+    shoal run --resume shoal-runs/train-20261122-160000 --workers 2
     """
     from shoal.apps.script import run_script, show_summary
 
+    asked = plain(given(), ScriptRun)
+    if "resume" in asked:
+        command = [script, *args] if script else []
+        says = partial(click.echo, err=True)
+        path, words, how = continued_script(command, asked, trust, says)
+    elif script:
+        path, words, how = Path(script), [*args], converted(asked, ScriptRun)
+    else:
+        raise click.UsageError("Missing argument 'SCRIPT'.")
     with ended_by_signals():
-        summary = run_script(Path(script), list(args), converted(options, ScriptRun), trust)
+        summary = run_script(path, words, how, trust)
     if as_json:
         click.echo(json.dumps(summary))
     else:
@@ -105,4 +127,4 @@ def worker(script: str, args: tuple[str, ...], trust: bool, **options: Any) -> N
     """Be a worker of a cluster on several machines: runs SCRIPT, which calls `shoal.init()`."""
     from shoal.apps.script import become_worker
 
-    become_worker(script, list(args), converted(options, WorkerRole), trust)
+    become_worker(script, list(args), converted(plain(options, WorkerRole), WorkerRole), trust)

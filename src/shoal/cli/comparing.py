@@ -22,7 +22,7 @@ from shoal.cli.group import (
     options_of,
     trusts,
 )
-from shoal.cli.training import pairs_of, value_of
+from shoal.engines.pairs import pairs_of, value_of, values_of
 from shoal.errors import UsageError
 from shoal.jobs.comparison import AXES, Comparison, comparison_from
 from shoal.jobs.simulated_time import SimulatedTime
@@ -172,9 +172,7 @@ def _comparison(source: str | None, flags: Mapping[str, Any], trust: bool) -> Co
             pairs = pairs_of(value, "--set")
             options["set"] = {each: _values(text) for each, text in pairs.items()}
         elif name == "optimizer_options":
-            options[name] = {
-                each: value_of(text) for each, text in pairs_of(value, "--optimizer-option").items()
-            }
+            options[name] = values_of(value, "--optimizer-option")
         elif name in AXES:
             options[name] = _values(value)
         elif any(name in each.__struct_fields__ for each in (Comparison, SimulatedTime, JobSpec)):

@@ -14,6 +14,8 @@ import click
 import msgspec
 from rich.console import Console
 
+from shoal.engines.options import flag_of
+from shoal.engines.pairs import values_of
 from shoal.errors import ShoalError, UsageError
 from shoal.storage.files import FULL
 
@@ -217,7 +219,8 @@ def options_of(
                 command = token_options(command)
                 continue
             command = option(
-                *FLAGS.get(field.name, (f"--{field.name.replace('_', '-')}", field.name)),
+                flag_of(schema, field.name),
+                field.name,
                 section=meta.extra["section"],
                 **settings,
                 **_click_type(kind, field.name in lists),
@@ -225,13 +228,6 @@ def options_of(
         return command
 
     return decorate
-
-
-FLAGS = {  # each of these may be repeated
-    "imports": ("--import", "imports"),
-    "optimizer_options": ("--optimizer-option", "optimizer_options"),
-    "set": ("--set", "set"),
-}
 
 
 def _click_type(kind: Any, several: bool = False) -> dict[str, Any]:
@@ -247,6 +243,16 @@ def _click_type(kind: Any, several: bool = False) -> dict[str, Any]:
     if get_origin(kind) is dict:
         return {"multiple": True, "metavar": "NAME=VALUE"}
     return {"type": kind if kind in (int, float) else str}
+
+
+def plain(flags: Mapping[str, Any], schema: type[msgspec.Struct]) -> dict[str, Any]:
+    """The fields of a schema among flags that were given, with NAME=VALUE words as tables."""
+    hints = get_type_hints(schema, include_extras=True)
+    found = {name: value for name, value in flags.items() if name in schema.__struct_fields__}
+    for name, value in found.items():
+        if get_origin(hints[name]) is Annotated and get_origin(get_args(hints[name])[0]) is dict:
+            found[name] = values_of(value, flag_of(schema, name))
+    return found
 
 
 def tell(as_json: bool, report: Mapping[str, Any], show: Callable[[Console, Any], None]) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
-from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, tell, trusts
+from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, plain, tell, trusts
 from shoal.jobs.spec import JobSpec, continued, from_mapping, load_job
 from shoal.jobs.trust import check_job_file
 
@@ -123,11 +123,7 @@ def job_values(job: str | None, flags: Mapping[str, Any], trust: bool = False) -
     Raises:
         NotTrusted: such a file or run
     """
-    asked = {name: v for name, v in flags.items() if name in JobSpec.__struct_fields__}
-    for field, flag in (("optimizer_options", "--optimizer-option"), ("set", "--set")):
-        if field in flags:
-            pairs = pairs_of(flags[field], flag)
-            asked[field] = {name: value_of(text) for name, text in pairs.items()}
+    asked = plain(flags, JobSpec)
     if job and not job.endswith(".toml"):
         if "data" in asked:
             raise click.UsageError(f"give {job} or --data {asked['data']}, not both")
@@ -152,22 +148,3 @@ Next:
   .venv/bin/shoal simulate --seeds 20                          the same cluster, with faults
   .venv/bin/shoal bench wire                                   what the wire can do here"""
     )
-
-
-def pairs_of(given: tuple[str, ...], flag: str) -> dict[str, str]:
-    """The NAME=VALUE that a flag was given, by name."""
-    pairs: dict[str, str] = {}
-    for each in given:
-        name, found, value = each.partition("=")
-        if not found:
-            raise click.BadParameter(f"{each!r} is not NAME=VALUE", param_hint=flag)
-        pairs[name] = value
-    return pairs
-
-
-def value_of(text: str) -> Any:
-    """A value as JSON has it; any other text is a string."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,8 @@ from typing import Any
 from weakref import WeakSet, ref
 
 from shoal.client.client import Client
-from shoal.data.sampler import set_membership
+from shoal.client.defaults import OptimizerDefaults
+from shoal.data.sampler import first_epoch, set_membership
 from shoal.errors import UsageError
 from shoal.storage.figure_log import FigureLog
 
@@ -26,6 +27,8 @@ class Context:
         tables_before: tables of the run when this worker joined, if it replaces one that has failed
             and continues at its clock; none for other workers.
         resumed_at: clock of the checkpoint from which the run was resumed; 0 for a new run.
+        steps_before: the steps before the checkpoint, as (number of workers, steps) of each run
+            before; none if that is unknown.
         on_worker_loss: what the run does when a worker is lost, as `shoal run --on-worker-loss`.
         began_at: the number of this worker's first step: `resumed_at`, and further where it
             replaces a worker that has failed.
@@ -34,6 +37,7 @@ class Context:
         embeddings: the modules with rows on servers that were made so far.
         run_dir: the run's folder, which `shoal.load_run` reads; without `shoal run` it is made when
             `shoal.log` is first called.
+        defaults: what the run says of the script's optimizers.
 
     Example:
         >>> import shoal
@@ -51,8 +55,10 @@ class Context:
     models: int = 0
     embeddings: WeakSet[Any] = field(default_factory=WeakSet)
     began_at: int = 0
+    steps_before: tuple[tuple[int, int], ...] = ()
     on_worker_loss: str = "stop"
     run_dir: Path = field(default_factory=Path)
+    defaults: OptimizerDefaults = field(default_factory=OptimizerDefaults)
     _training: list[ref[Any]] = field(default_factory=list)
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False
@@ -63,6 +69,30 @@ class Context:
         log = FigureLog(self.run_dir, self.client.name, self.rank, self.began_at)
         self.at_close(log.close)
         return log
+
+    def first_epoch(self, steps: Sized | int) -> int:
+        """The first epoch that a loop has to do: the earlier ones were done before the checkpoint.
+
+        A loop over `range(context.first_epoch(loader), epochs)` leaves them out, with all that it
+        does in each epoch. A `shoal.Sampler` then begins with that epoch too, also where the loop
+        does not call its `set_epoch`, and leaves out those batches of it that were done.
+
+        Args:
+            steps: this worker's DataLoader, or the number of steps that it takes in an epoch.
+
+        Returns:
+            The epoch of step `began_at`; 0 in a new run.
+
+        Raises:
+            InvalidValue: a negative number of steps.
+
+        Example:
+            >>> import shoal
+            >>> context = shoal.init()
+            >>> list(range(context.first_epoch(25), 3))
+            [0, 1, 2]
+        """
+        return first_epoch(steps)
 
     def before_close(self, optimizer: Any) -> None:
         """Call `optimizer.leave` with all such optimizers before this worker leaves the run well.
@@ -133,4 +163,4 @@ def set_current(context: Context) -> None:
     """Make `context` the one of this process."""
     _Current.context = context
     _Current.joined_once = True
-    set_membership(context.rank, context.world_size, context.began_at)
+    set_membership(context.rank, context.world_size, context.began_at, context.steps_before)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -141,10 +141,13 @@ class Batches:
 
 
 _membership = (0, 1)  # rank and world size of this process
-_steps_before = 0
+_before: tuple[tuple[int, int], ...] = ()  # (number of workers, steps that each of them has taken)
+_epochs_left_out = False  # whether the script's loop begins with the first epoch that is not done
 
 
-def set_membership(rank: int, world_size: int, steps_before: int = 0) -> None:
+def set_membership(
+    rank: int, world_size: int, steps_before: int = 0, earlier: Sequence[tuple[int, int]] = ()
+) -> None:
     """Say which worker this process is: the default of every `Sampler`. The runtime calls it.
 
     Args:
@@ -152,10 +155,37 @@ def set_membership(rank: int, world_size: int, steps_before: int = 0) -> None:
         world_size: number of workers.
         steps_before: steps that were taken before: up to the checkpoint from which the run was
             resumed, and by a worker that this one replaces.
+        earlier: the first of these steps, as (number of workers, steps), where the number of
+            workers was another one.
     """
-    global _membership, _steps_before
+    global _membership, _before, _epochs_left_out
     _check_membership(rank, world_size)
-    _membership, _steps_before = (rank, world_size), steps_before
+    _membership, _epochs_left_out = (rank, world_size), False
+    _before = (*earlier, (world_size, steps_before - sum(steps for _, steps in earlier)))
+
+
+def first_epoch(steps: Sized | int) -> int:
+    """The first epoch that is not done, for `Context.first_epoch`.
+
+    A `Sampler` that counts epochs itself begins with it from now on.
+
+    Args:
+        steps: those of this worker in an epoch, or a DataLoader with as many.
+
+    Raises:
+        InvalidValue: a negative number of steps.
+    """
+    global _epochs_left_out
+    count = steps if isinstance(steps, int) else len(steps)
+    if count < 0:
+        raise InvalidValue(f"an epoch cannot have {count} steps: give the length of the loader")
+    _epochs_left_out = True
+    sampler = getattr(steps, "sampler", None)
+    if isinstance(sampler, Sampler) and sampler.batch_size is not None:
+        return sampler.began_at[0]
+    _, world_size = _membership
+    done = sum(workers * steps for workers, steps in _before)
+    return done // (world_size * count) if count else 0
 
 
 def current_membership() -> tuple[int, int]:
@@ -181,7 +211,8 @@ class Sampler(torch.utils.data.Sampler[int]):
     epoch; `set_epoch` is for loops that count epochs themselves.
 
     With `batch_size` a resumed run goes on with the batch after the checkpoint: epochs that were
-    done before give no samples, and the one in which the checkpoint was taken the rest of them.
+    done before give no samples, and the one in which the checkpoint was taken the rest of them. A
+    loop over `range(context.first_epoch(loader), epochs)` leaves those epochs out.
 
     Args:
         dataset: anything with a length.
@@ -230,8 +261,9 @@ class Sampler(torch.utils.data.Sampler[int]):
         # moves nothing: a state that is saved in that batch is still one of this epoch.
         self._ended = False
         self._seed, self._shuffle = seed, shuffle
-        self._batch_size, self._drop_last = batch_size, drop_last
-        self._passed: int | None = None  # batches to skip; known at the first iteration
+        self.batch_size, self._drop_last = batch_size, drop_last
+        self._start: tuple[int, int] | None = None  # `began_at`, from the first iteration on
+        self._counts = True  # its epochs itself
 
     def __len__(self) -> int:
         """Samples of this rank per epoch (more than a resumed epoch still has to give)."""
@@ -240,10 +272,17 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         rank, world_size = self._given or current_membership()
+        if self._start is None:
+            self._start = self.began_at
+            self._warn()
+            if self._counts and _epochs_left_out:
+                self.epoch = self._start[0]
         epoch, start = self.epoch + self._ended, self.position if self._resuming else 0
         self.epoch, self.position = epoch, start
         self._resuming = self._ended = False
-        start = max(start, self._skip())
+        first, used = self._start
+        if epoch <= first:  # the runs before have used that epoch, or samples of it
+            start = max(start, len(range(rank, used, world_size)) if epoch == first else len(self))
         self.position = start
         order = np.arange(len(self.dataset))
         if self._shuffle:
@@ -254,23 +293,42 @@ class Sampler(torch.utils.data.Sampler[int]):
         if self.epoch == epoch:  # not, if set_epoch was called meanwhile
             self._ended = True
 
-    def _skip(self) -> int:
-        """How many samples of this epoch were used before this process began."""
-        if self._passed is None:
-            self._passed = 0 if self._given else _steps_before
-            if self._passed and self._batch_size is None:
-                log.warning(
-                    "this run goes on after %d steps, and the Sampler begins with the first sample "
-                    "again: give it the batch_size of the DataLoader",
-                    self._passed,
-                )
-                self._passed = 0
-        if not self._passed or self._batch_size is None:
+    @property
+    def began_at(self) -> tuple[int, int]:
+        """(epoch, samples of it that the workers had used together) when this process began."""
+        if self._given or self.batch_size is None:
+            return 0, 0
+        _, world_size = current_membership()
+        if all(workers == world_size for workers, _ in _before):
+            steps, batches = sum(steps for _, steps in _before), self._batches(len(self))
+            epoch, done = divmod(steps, batches) if batches else (0, 0)
+            return epoch, done * self.batch_size * world_size
+        epoch = used = 0
+        for workers, steps in _before:
+            left = self._batches(-(-(len(self.dataset) - used) // workers))
+            if steps < left:
+                used += steps * self.batch_size * workers
+                continue
+            batches = self._batches(-(-len(self.dataset) // workers))
+            more, done = divmod(steps - left, batches) if batches else (0, 0)
+            epoch, used = epoch + 1 + more, done * self.batch_size * workers
+        return epoch, used
+
+    def _batches(self, samples: int) -> int:
+        """Batches of so many samples; 0 if their size is unknown."""
+        if self.batch_size is None:
             return 0
-        left_out = self._batch_size - 1 if not self._drop_last else 0
-        batches = min(self._passed, (len(self) + left_out) // self._batch_size)
-        self._passed -= batches
-        return len(self) if self._passed else min(batches * self._batch_size, len(self))
+        return samples // self.batch_size if self._drop_last else -(-samples // self.batch_size)
+
+    def _warn(self) -> None:
+        """Say that nothing is left out, if it should have been."""
+        steps = sum(steps for _, steps in _before)
+        if steps and self.batch_size is None and not self._given:
+            log.warning(
+                "this run goes on after %d steps, and the Sampler begins with the first sample "
+                "again: give it the batch_size of the DataLoader",
+                steps,
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Begin `epoch` at the next iteration; setting the epoch of a loaded state keeps it."""
@@ -278,7 +336,7 @@ class Sampler(torch.utils.data.Sampler[int]):
             raise InvalidValue(f"epoch {epoch} must be >= 0")
         if epoch != self.epoch:
             self.epoch, self.position, self._resuming = epoch, 0, False
-        self._ended = False
+        self._ended = self._counts = False
 
     def state_dict(self, *, consumed: int | None = None) -> State:
         """Where this is.
@@ -292,7 +350,7 @@ class Sampler(torch.utils.data.Sampler[int]):
     def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
         """Go on from a saved `state`; one of other data or another order is refused."""
         self.epoch, self.position = _resume(state, self._identity(), len(self), "samples")
-        self._resuming, self._ended, self._passed = True, False, 0
+        self._resuming, self._ended, self._start = True, False, (0, 0)
 
     def _identity(self) -> State:
         rank, world_size = self._given or current_membership()

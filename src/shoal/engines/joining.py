@@ -20,6 +20,7 @@ from shoal.client.options import ClientOptions
 from shoal.client.places import scheduler_at, token_at
 from shoal.engines.cluster import cluster_here
 from shoal.engines.local import LocalEngine
+from shoal.engines.script_options import defaults_from
 from shoal.engines.torchrun import gather
 from shoal.errors import InvalidValue
 from shoal.factories import importable, main_script, refuse_while_importing
@@ -48,7 +49,9 @@ def init(
 
     Under `shoal run` and with `scheduler` the process joins that cluster. Under torchrun rank 0
     starts a scheduler and servers. Under plain python they start for this single worker. Later
-    calls return the first call's context. The context is closed when the process exits.
+    calls return the first call's context. The context is closed when the process exits. What
+    `shoal.Optimizer` uses where the script names nothing else is in SHOAL_STRATEGY, SHOAL_SET,
+    SHOAL_STALENESS and SHOAL_OPTIMIZER_OPTIONS, which `shoal run` sets.
 
     Args:
         servers: servers to start where no cluster is there yet. SHOAL_SERVERS or 1 by default.
@@ -101,6 +104,7 @@ def init(
         )
     if count < 1:
         raise InvalidValue(f"init needs at least one server, not {count}")
+    defaults = defaults_from(env)
     if sync_timeout_s is None:
         sync_timeout_s = _number(env, "SHOAL_SYNC_TIMEOUT_S", 10.0)
     code: Any = {"imports": [importable(each) for each in imports], "script": main_script()}
@@ -140,8 +144,10 @@ def init(
         tables,
         before,
         began_at=passed + client.clock,
+        steps_before=tuple(map(tuple, json.loads(env.get("SHOAL_RESUMED_STEPS", "[]")))),
         on_worker_loss=on_worker_loss,
         run_dir=_run_dir(scheduler, env, client.run),
+        defaults=defaults,
     )
     if engine is not None:
         context.at_close(engine.finish)
@@ -158,6 +164,11 @@ def _run_dir(scheduler: str, env: Mapping[str, str], run: str) -> Path:
     where = scheduler or env.get("SHOAL_RUN_DIR") or env.get("SHOAL_SCHEDULER", "")
     folder = Path(where) if where and "://" not in where else Path(RUNS, run)
     return folder.absolute()
+
+
+def set_variables(variables: Mapping[str, str]) -> None:
+    """Set environment variables that `init` reads, in this process."""
+    os.environ.update(variables)
 
 
 def _number(env: Mapping[str, str], name: str, default: Number) -> Number:

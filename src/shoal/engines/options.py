@@ -7,25 +7,37 @@ torch.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from shoal.engines.pairs import words_of
 from shoal.errors import InvalidValue
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.worker.options import OnTimeout
 from shoal.tables.sizes import bytes_of
+from shoal.tables.spec import Options
+
+KEPT = 5  # checkpoints; also what TensorFlow's estimators keep
 
 
-def option(section: str, text: str, env: str = "", **bounds: Any) -> Meta:
+def option(section: str, text: str, env: str = "", flag: str = "", **bounds: Any) -> Meta:
     """What a field says of itself on the command line.
 
     section:  the heading that --help lists it under
     env:      the environment variable that gives it where no flag does
+    flag:     its name, if that is not the field's
     bounds:   those of `msgspec.Meta`: ge, le, gt, max_length
     """
-    return Meta(description=text, extra={"section": section, "env": env}, **bounds)
+    return Meta(description=text, extra={"section": section, "env": env, "flag": flag}, **bounds)
+
+
+STRATEGIES = (
+    "sync, ssp, asgd, allreduce, diloco, ...: `shoal list strategies` explains them; or "
+    "FILE.py:CLASS, your own"
+)
 
 
 # fmt: off
@@ -34,12 +46,18 @@ Servers = Annotated[int, option("Cluster", "server processes; 0 if workers only 
 Replicas = Annotated[int, option("Cluster", "servers that have a copy of each row; one fewer of them may fail at once", ge=1, le=1024)]
 Memory = Annotated[str, option("Cluster", "memory that each server has for its tables, such as 4GiB or 500M; three quarters of this host's, shared by the servers that are started here together, if not given")]
 Token = Annotated[str, option("Network", "shared secret of the cluster", env="SHOAL_TOKEN")]
-Imports = Annotated[tuple[str, ...], option("Cluster", "module or file that servers import at their start, for its access methods and handlers; may be repeated")]
+Imports = Annotated[tuple[str, ...], option("Cluster", "module or file that servers import at their start, for its access methods and handlers; may be repeated", flag="--import")]
 Output = Annotated[Literal["rank0", "all", "none"], option("Output", "whose prints come to this terminal: those of rank 0; of all workers, each line of the others behind its worker's name; or none. What rank 0 prints to the terminal is not in its log")]
+StrategyName = Annotated[str, option("Training", STRATEGIES)]
+ScriptStrategy = Annotated[str, option("Training", f"strategy of each shoal.Optimizer for which the script names none (sync, if neither does): {STRATEGIES}")]
+Settings = Annotated[Options, option("Training", "setting of the strategy, such as tau=16: `shoal list strategies` has all; may be repeated")]
+Staleness = Annotated[int, option("Training", "clocks that a worker may be ahead of the slowest one; ssp", ge=0)]
+OptimizerOptions = Annotated[Options, option("Training", "option of the optimizer, such as momentum=0.9; may be repeated", flag="--optimizer-option")]
+Hyperparameters = Annotated[dict[str, float | int | bool | str | list[float]], option("Training", "argument of the torch optimizers that the script wraps, such as lr=0.05, in place of the script's; a parameter group keeps what it sets itself; may be repeated", flag="--optimizer-option")]
 SlowWorkers = Annotated[Literal["wait", "drop", "backup"], option("Fault tolerance", "when the others wait for a worker more than half of the time: wait; drop the worker; or drop it, have the others do its batches and start it again (backup)")]
 CheckpointEvery = Annotated[int, option("Checkpoints", "clocks (steps) between checkpoints; 0: none", ge=0)]
 CheckpointEveryS = Annotated[float, option("Checkpoints", "seconds between checkpoints; 0: none", ge=0)]
-KeepCheckpoints = Annotated[int, option("Checkpoints", "number of checkpoints to keep, the last ones; 0: all", ge=0)]
+KeepCheckpoints = Annotated[int, option("Checkpoints", "number of checkpoints to keep, the last ones; 0: all of them", ge=0)]
 Resume = Annotated[str, option("Checkpoints", "folder of the run to continue, from a checkpoint")]
 ResumeAt = Annotated[int, option("Checkpoints", "clock of the checkpoint to continue from; the last complete one if not given", ge=-1)]
 Scheduler = Annotated[str, option("Network", "address of the scheduler: tcp://HOST:PORT or unix:///PATH")]
@@ -69,7 +87,7 @@ class ResumableRun(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=
 
     checkpoint_every: CheckpointEvery = 0
     checkpoint_every_s: CheckpointEveryS = 0.0
-    keep_checkpoints: KeepCheckpoints = 0
+    keep_checkpoints: KeepCheckpoints = KEPT
     resume: Resume = ""
     resume_at: ResumeAt = -1
 
@@ -174,7 +192,7 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     imports: Imports = ()
     out: Annotated[str, option("Output", "folder for the run's folder with checkpoints, shared by all servers")] = ""
     checkpoint_every: CheckpointEvery = 0
-    keep_checkpoints: KeepCheckpoints = 0
+    keep_checkpoints: KeepCheckpoints = KEPT
     resume: Resume = ""
     resume_at: ResumeAt = -1
     init_timeout_s: InitTimeoutS = 60.0
@@ -204,7 +222,38 @@ class WorkerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     resume_at: ResumeAt = -1
     init_timeout_s: InitTimeoutS = 60.0
     token: Token = ""
+    strategy: ScriptStrategy = ""
+    set: Settings = {}
+    staleness: Staleness = 0
+    optimizer_options: Hyperparameters = {}
 # fmt: on
+
+
+def flag_of(schema: type[msgspec.Struct], field: str) -> str:
+    """The flag of a field with a help text.
+
+    >>> flag_of(RunOptions, "sync_timeout_s"), flag_of(WorkerRole, "optimizer_options")
+    ('--sync-timeout-s', '--optimizer-option')
+    """
+    _, meta = get_args(get_type_hints(schema, include_extras=True)[field])
+    return str(meta.extra["flag"]) or f"--{field.replace('_', '-')}"
+
+
+def words_for(options: msgspec.Struct, fields: Collection[str]) -> list[str]:
+    """The words of a command line that give these options.
+
+    >>> words_for(WorkerRole(rank=2, set={"tau": 16, "mode": "async"}), ["rank", "set"])
+    ['--rank', '2', '--set', 'tau=16', '--set', 'mode=async']
+    """
+    words: list[str] = []
+    for name in fields:
+        value, flag = getattr(options, name), flag_of(type(options), name)
+        if isinstance(value, dict):
+            values = words_of(value)
+        else:
+            values = [*map(str, value)] if isinstance(value, tuple) else [str(value)]
+        words += [word for each in values for word in (flag, each)]
+    return words
 
 
 def check_replicas(replicas: int, servers: int) -> None:
@@ -234,6 +283,18 @@ def check_memory(memory: str) -> None:
             bytes_of(memory)
         except InvalidValue as error:
             raise InvalidValue(f"--memory: {error.message}") from None
+
+
+def check_staleness(staleness: int, strategy: str) -> None:
+    """A bound belongs to the strategy that has one.
+
+    >>> check_staleness(2, "sync")
+    Traceback (most recent call last):
+        ...
+    shoal.errors.InvalidValue: staleness belongs to strategy 'ssp', not to 'sync'
+    """
+    if staleness and strategy != "ssp":
+        raise InvalidValue(f"staleness belongs to strategy 'ssp', not to {strategy!r}")
 
 
 def need_servers(servers: int) -> None:

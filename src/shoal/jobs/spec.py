@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from shoal.engines.options import FaultTolerantRun, option
+from shoal.client.defaults import USUAL
+from shoal.engines.options import (
+    FaultTolerantRun,
+    OptimizerOptions,
+    Settings,
+    Staleness,
+    StrategyName,
+    check_staleness,
+    option,
+)
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.trust import check_run, code_of, names_code, told
 from shoal.registry import unknown
@@ -23,6 +32,10 @@ T = TypeVar("T")
 Layer = str | list[Any] | dict[str, Any]
 log = logging.getLogger("shoal")
 JOB_BYTES_MAX = 1 << 20  # of a job's file
+OPTIONS_OF = {  # fields that belong to the value of another one
+    "strategy": ("set", "staleness", "apply_at"),
+    "optimizer": ("optimizer_options",),
+}
 SCRIPT = "script"  # the application in the job of a run of `shoal run`
 
 USUAL_LR = {"sgd": 0.1, "adagrad": 0.02, "rmsprop": 0.001, "adadelta": 1.0}
@@ -42,9 +55,9 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     layers: Annotated[list[Layer], option("Model", "the model as torch.nn layers, shapes inferred")] = []  # noqa: RUF012
     init: Annotated[str, option("Model", "file of initial weights, .safetensors")] = ""
     dtype: Annotated[Literal["float32", "float64"], option("Model", "type of the parameters")] = "float32"
-    strategy: Annotated[str, option("Training", "sync, ssp, asgd, allreduce, diloco, ...: `shoal list strategies` explains them; or FILE.py:CLASS, your own")] = "sync"
-    set: Annotated[Options, option("Training", "setting of the strategy, such as tau=16: `shoal list strategies` has all; may be repeated")] = {}  # noqa: RUF012
-    staleness: Annotated[int, option("Training", "clocks that a worker may be ahead of the slowest one; ssp", ge=0)] = 0
+    strategy: StrategyName = "sync"
+    set: Settings = {}  # noqa: RUF012
+    staleness: Staleness = 0
     apply_at: Annotated[Literal["arrival", "round_end"], option("Training", "when servers apply a push; ssp")] = "arrival"
     epochs: Annotated[int, option("Training", "passes over the data", ge=1)] = 3
     max_steps: Annotated[int, option("Training", "steps after which training stops; 0: no limit", ge=0)] = 0
@@ -53,7 +66,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     optimizer: Annotated[str, option("Training", "sgd, adagrad, rmsprop, adadelta, adam, ..., on the servers: `shoal list tables` has all, and their options; the strategy's usual one if not given, which is sgd for eamsgd and adam for the others")] = ""
     lr: Annotated[float, option("Training", "learning rate; 0: the optimizer's usual one", ge=0.0)] = 0.0
     schedule: Annotated[Literal["constant", "linear", "cosine"], option("Training", "decay of the learning rate over the run")] = "cosine"
-    optimizer_options: Annotated[Options, option("Training", "option of the optimizer, such as momentum=0.9; may be repeated")] = {}  # noqa: RUF012
+    optimizer_options: OptimizerOptions = {}  # noqa: RUF012
     eval_every: Annotated[int, option("Training", "steps between evaluations; 0: five times an epoch", ge=0)] = 0
     seed: Annotated[int, option("Training", "seed of weights, splits and shuffles", ge=0)] = 0
     collective: Annotated[Literal["ring", "gloo"], option("Network", "sums over workers: on their own connections, or by torch.distributed; allreduce")] = "ring"
@@ -63,9 +76,9 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
         super().__post_init__()
         if self.layers and self.model:
             raise InvalidValue("a job has a model or layers, not both")
-        for name, usual in (("staleness", 0), ("apply_at", "arrival")):
-            if getattr(self, name) != usual and self.strategy != "ssp":
-                raise InvalidValue(f"{name} belongs to strategy 'ssp', not to {self.strategy!r}")
+        check_staleness(self.staleness, self.strategy)
+        if self.apply_at != "arrival" and self.strategy != "ssp":
+            raise InvalidValue(f"apply_at belongs to strategy 'ssp', not to {self.strategy!r}")
         if self.global_batch_size % self.workers:
             raise InvalidValue(
                 f"global_batch_size {self.global_batch_size} cannot be divided by "
@@ -219,11 +232,29 @@ def continued(
         raise InvalidValue(f"{run} is a run of `{command}`, which resumes it: {command} --resume")
     with naming(RunFolder(run).job):
         from_mapping(before)
-    values = {**before, "resume_at": -1, **asked}
+    values = inherited(before, asked)
     code = code_of({name: value for name, value in values.items() if name not in asked})
     check_run(run, trust, code)
     if code:
         says(f"importing {told(code)}, as {RunFolder(run).job} says")
+    return values
+
+
+def inherited(before: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's values: those that are asked for, else those of the run that it continues.
+
+    Settings and options of the optimizer are asked for one by one. Another strategy or optimizer has
+    its own usual ones.
+    """
+    kept = {**before, "resume_at": -1}
+    for name, its in OPTIONS_OF.items():
+        was = before.get(name, asked.get(name))
+        if (asked.get(name, was) or USUAL) != (was or USUAL):
+            kept = {each: value for each, value in kept.items() if each not in its}
+    values = {**kept, **asked}
+    for name in ("set", "optimizer_options"):
+        if isinstance(asked.get(name), Mapping):
+            values[name] = {**kept.get(name, {}), **asked[name]}
     return values
 
 

@@ -16,18 +16,25 @@ from shoal.ownership import others_may_write, others_owner
 from shoal.storage.run_folder import RunFolder
 
 CODE = ("data", "model", "strategy")  # fields of a job that may be importable
+WORDS = ("imports", "script")  # fields that are code, of a script's run
 COMPARISON = "comparison.toml"  # in the folder of one, which is resumed as runs are
 TRUST = "look at it, and add --trust (trust=True) if you trust whoever wrote it"
 
 
 def code_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """The functions and classes that a job's values have imported, by field.
+    """The code that a job's values have imported or run, by field.
 
     >>> code_of({"model": "nets:small", "data": "csv:wine.csv", "workers": 2})
     {'model': 'nets:small'}
+    >>> code_of({"script": ["train.py", "--lr", "0.1"], "imports": ["mine.py"]})
+    {'imports': 'mine.py', 'script': 'train.py --lr 0.1'}
     """
     named = {name: str(values.get(name, "")) for name in CODE}
-    return {name: text for name, text in named.items() if names_code(text)}
+    found = {name: text for name, text in named.items() if names_code(text)}
+    for name in WORDS:
+        if words := values.get(name):
+            found[name] = " ".join(map(str, words))
+    return found
 
 
 def names_code(text: str) -> bool:

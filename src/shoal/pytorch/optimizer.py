@@ -14,11 +14,12 @@ from torch.nn.utils import clip_grad_norm_ as clip
 from shoal.client.context import Context, current
 from shoal.errors import UnknownName, UsageError
 from shoal.pytorch import optimizer_state as states
+from shoal.pytorch.loop.defaults import choose
 from shoal.pytorch.loop.hyperparameters import FixedHyperparameters, norm_for
 from shoal.pytorch.loop.loop_model import LoopModel
 from shoal.pytorch.loop.module_state import Buffers, ModuleState
 from shoal.pytorch.loop.shared_training import SharedTraining
-from shoal.strategies import Strategy, StrategyOptions, strategies
+from shoal.strategies import Strategy, StrategyOptions
 from shoal.strategies.base import Numbers
 from shoal.tables.from_torch import from_torch
 
@@ -46,9 +47,9 @@ class Optimizer(torch.optim.Optimizer):
             torch.optim; where it runs on workers any optimizer but SparseAdam. What it has in its
             state (on rank 0, where it runs on servers or with "allreduce") is where it goes on.
         strategy: "sync" (BSP), "ssp", "asgd" (ASP), "allreduce", "diloco", "easgd", ...: those of
-            `shoal list strategies`; or a class of your own.
-        staleness: bound of "ssp", in clocks.
-        settings: of the strategy, by name, such as {"tau": 50}.
+            `shoal list strategies`; or a class of your own. None: `shoal run`'s, or "sync".
+        staleness, settings: bound of "ssp", in clocks, and settings of the strategy, by name, such
+            as {"tau": 50}. What is not given is that of `shoal run`, where the strategy is.
         embeddings: the modules whose embedding gradients `step` pushes; every `shoal.nn.Embedding`
             of the context by default.
         module: the model. All workers begin with rank 0's buffers and untrained parameters as well
@@ -90,9 +91,9 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(
         self,
         inner: torch.optim.Optimizer,
-        strategy: str | type[Strategy] = "sync",
+        strategy: str | type[Strategy] | None = None,
         *,
-        staleness: int = 0,
+        staleness: int | None = None,
         settings: Mapping[str, Any] | None = None,
         embeddings: Iterable[torch.nn.Module] | None = None,
         module: torch.nn.Module | None = None,
@@ -101,7 +102,8 @@ class Optimizer(torch.optim.Optimizer):
         nonfinite: Literal["reject", "zero", "allow"] = "reject",
         context: Context | None = None,
     ) -> None:
-        kind = strategies[strategy] if isinstance(strategy, str) else strategy
+        self._context = context or current()
+        kind, chosen = choose(self._context.defaults, inner, strategy, staleness, settings)
         accesses = [] if kind.on_workers else from_torch(inner)
         if isinstance(inner, torch.optim.SparseAdam):
             raise UnknownName(
@@ -115,7 +117,6 @@ class Optimizer(torch.optim.Optimizer):
                 f"{type(inner).__name__} evaluates the loss of all workers in each step, and "
                 f"strategy {kind.name!r} takes steps on one worker's: use strategy 'allreduce'"
             )
-        self._context = context or current()
         self._inner = inner
         self._owned = None if embeddings is None else list(embeddings)
         self._wrapped = False
@@ -127,14 +128,13 @@ class Optimizer(torch.optim.Optimizer):
         self._context.models += 1
         of_buffers = {b: accesses[number] for b, number in self._model.groups.items() if accesses}
         options = StrategyOptions(
-            staleness=staleness,
             prefix=prefix,
             accesses=of_buffers,
             update=self._update if kind.on_workers else None,
             workers=self._context.world_size,
             rank=self._context.rank,
-            settings=settings or {},
             nonfinite=nonfinite,
+            **chosen,
         )
         self._strategy = made = cast(Any, kind(options))
         self._state = states.state_of(inner, self._model, made, of_buffers)

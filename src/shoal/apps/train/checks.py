@@ -7,10 +7,10 @@ from pathlib import Path
 
 from shoal import factories
 from shoal.data.catalogue import find_source
-from shoal.engines.options import need_servers
+from shoal.engines.options import FaultTolerantRun, need_servers
 from shoal.errors import DataMissing, InvalidValue, UsageError
 from shoal.jobs.spec import JobSpec
-from shoal.strategies import strategies
+from shoal.strategies import Strategy, StrategyOptions, strategies
 
 
 def check_job(job: JobSpec) -> None:
@@ -22,24 +22,12 @@ def check_job(job: JobSpec) -> None:
             f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
             f"{job.redundancy} (these can: {usable})"
         )
-    for asked, what in (
-        (
-            job.checkpoint_every_s > 0,
-            "has no servers whose clocks tell when a time has passed: use --checkpoint-every",
-        ),
-        (
-            job.slow_workers != "wait",
-            "has no servers to measure how long workers are waited for",
-        ),
-        (
-            job.collective == "gloo" and job.on_worker_loss != "stop",
-            "sums by torch.distributed, which bears no loss: leave out --collective gloo",
-        ),
-    ):
-        if asked and not job.uses_servers:
-            raise InvalidValue(f"strategy {job.strategy!r} {what}")
-    strategy = traits(job.strategy_options(updates=1))
-    strategy.check_losses(job.on_worker_loss, job.on_timeout)
+    if job.collective == "gloo" and job.on_worker_loss != "stop" and not job.uses_servers:
+        raise InvalidValue(
+            f"strategy {job.strategy!r} sums by torch.distributed, which bears no loss: leave out "
+            "--collective gloo"
+        )
+    strategy = check_strategy(job.strategy, job.strategy_options(updates=1), job)
     settings = strategy.settings
     if job.on_worker_loss == "reassign" and (
         traits.on_workers or traits.repeats or getattr(settings, "quorum", False)
@@ -55,12 +43,37 @@ def check_job(job: JobSpec) -> None:
         )
     if job.on_worker_loss == "reassign":
         _check_leases(job)
-    if job.uses_servers:
-        need_servers(job.servers)
     if job.data_is_named:
         find_source(job.data)
     if job.init and not Path(job.init).is_file():
         raise DataMissing(f"no initial weights at {job.init}")
+
+
+def check_strategy(name: str, options: StrategyOptions, run: FaultTolerantRun) -> Strategy:
+    """Refuse a strategy with these options that cannot train in such a run; returns it.
+
+    Raises:
+        UnknownName: no such strategy, or no such setting
+        InvalidValue: a setting out of its range, or what the strategy cannot do
+    """
+    uses_servers = strategies[name].with_servers(options.settings)
+    for asked, what in (
+        (
+            run.checkpoint_every_s > 0,
+            "has no servers whose clocks tell when a time has passed: use --checkpoint-every",
+        ),
+        (
+            run.slow_workers != "wait",
+            "has no servers to measure how long workers are waited for",
+        ),
+    ):
+        if asked and not uses_servers:
+            raise InvalidValue(f"strategy {name!r} {what}")
+    strategy = strategies[name](options)
+    strategy.check_losses(run.on_worker_loss, run.on_timeout)
+    if uses_servers:
+        need_servers(run.servers)
+    return strategy
 
 
 def _check_leases(job: JobSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,12 +16,18 @@ from rich.console import Console
 from shoal import factories as imports
 from shoal.apps.result import RunResult
 from shoal.apps.train.checks import check_inputs, check_job
-from shoal.apps.train.resume import begun_with, check_continued, join_run, resumed_at
+from shoal.apps.train.resume import (
+    begun_with,
+    check_continued,
+    join_run,
+    resumed_at,
+    words_of_change,
+)
 from shoal.engines.base import Task
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
-from shoal.jobs.spec import JobSpec, continued, dump_job, from_mapping
+from shoal.jobs.spec import JobSpec, continued, dump_job, from_mapping, load_run_job
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.reports.events import read_events, time_to, write_tables
 from shoal.reports.live import Live, progress_console
@@ -100,11 +107,19 @@ def run_job(
             engine.start(task)
         live = Live(console, folder.events, job.workers, job.epochs) if console else None
         with live or nullcontext():
-            join_run(engine, job, "train", tick=live.tick if live else lambda: None, passed=passed)
+            tick = live.tick if live else lambda: None
+            join_run(engine, job, "train", _words(job), tick, passed)
     write_tables(folder)
     summary = {**summarise(job, folder, started_at), "notes": notes}
     folder.write_summary(summary)
     return summary
+
+
+def _words(job: JobSpec) -> str:
+    """What a command says that continues the same run again, from another checkpoint."""
+    if not job.resume:
+        return ""
+    return shlex.join(words_of_change(job, from_mapping(load_run_job(Path(job.resume)))))
 
 
 def _ledger(job: JobSpec, clock: int) -> LedgerRecord | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from shoal.engines.local import LocalEngine, spare_processes
-from shoal.engines.options import FaultTolerantRun, ResumableRun
+from shoal.engines.options import FaultTolerantRun, ResumableRun, words_for
 from shoal.errors import DataMissing, InvalidValue, ProcessDied, RangeLost, UsageError
 from shoal.factories import uninterrupted
 from shoal.jobs.spec import JobSpec, from_mapping, load_run_job
@@ -67,6 +67,23 @@ def _how_to_resume(folder: RunFolder, command: str, run: ResumableRun, words: st
             how = " ".join(filter(None, [command, "--resume", shlex.quote(path), more, words]))
             return f"resume from the last checkpoint: shoal {how}"
     return ""
+
+
+def words_of_change(now: ResumableRun, *before: ResumableRun) -> list[str]:
+    """The words of the options that are not as in all of these.
+
+    Those that say what is continued are left out, and a job's data and layers, which have no flag.
+
+    >>> words_of_change(JobSpec(workers=4, set={"tau": 16}), JobSpec(workers=4))
+    ['--set', 'tau=16']
+    """
+    fields = [
+        name
+        for name in now.__struct_fields__
+        if name not in ("resume", "resume_at", "data", "layers")
+        and any(getattr(now, name) != getattr(each, name) for each in before)
+    ]
+    return words_for(now, fields)
 
 
 def join_run(

@@ -1,0 +1,169 @@
+"""ScriptRun: the options of `shoal run`, checked, and those of a run that is continued."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.apps.train.checks import check_strategy
+from shoal.client.defaults import USUAL
+from shoal.engines.options import (
+    FaultTolerantRun,
+    Hyperparameters,
+    Imports,
+    Output,
+    ScriptStrategy,
+    Settings,
+    Staleness,
+    WorkerRole,
+    check_staleness,
+)
+from shoal.errors import DataMissing, InvalidValue, UsageError
+from shoal.jobs.spec import SCRIPT, converted, inherited, load_run_job
+from shoal.jobs.trust import check_run, code_of, told
+from shoal.storage.files import naming
+from shoal.storage.run_folder import RunFolder
+from shoal.strategies import StrategyOptions, strategies
+from shoal.strategies.settings import settings_of
+
+
+class ScriptRun(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a script is run: the options of `shoal run`."""
+
+    imports: Imports = ()
+    strategy: ScriptStrategy = ""
+    set: Settings = {}  # noqa: RUF012
+    staleness: Staleness = 0
+    optimizer_options: Hyperparameters = {}  # noqa: RUF012
+    output: Output = "rank0"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.servers and (self.saves or self.resume):
+            raise InvalidValue("checkpoints are the servers': add --servers 1 or more")
+        if self.on_worker_loss == "reassign":
+            raise InvalidValue(
+                "--on-worker-loss reassign belongs to `shoal train`, which leases batches to its "
+                "workers; a script takes leases itself: use shoal.leases, and --on-worker-loss drop"
+            )
+        check_staleness(self.staleness, self.strategy or USUAL)
+
+
+class ScriptJob(ScriptRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The job of a run of `shoal run`, as its folder has it.
+
+    script:        the script, and its arguments
+    command:       the command that runs it again
+    steps_before:  as (workers, steps) of each run before: those up to the checkpoint that this run
+                   continues
+    """
+
+    script: tuple[str, ...] = ()
+    command: str = ""
+    steps_before: tuple[tuple[int, int], ...] = ()
+
+    def steps_until(self, clock: int) -> tuple[tuple[int, int], ...]:
+        """The steps up to a checkpoint of this run, as `steps_before`."""
+        return (*self.steps_before, (self.workers, clock - sum(n for _, n in self.steps_before)))
+
+
+def job_of(run: Path) -> ScriptJob | None:
+    """The job of a run; None if it is not one of `shoal run`.
+
+    Raises:
+        DataCorrupt, UnknownFormat, InvalidValue: its job is not as that run wrote it
+    """
+    path = RunFolder(run).job
+    values = load_run_job(run) if path.is_file() else {}
+    if values.pop("application", "") != SCRIPT:
+        return None
+    with naming(path):
+        return converted(values, ScriptJob)
+
+
+def continued_script(
+    command: Sequence[str],
+    asked: Mapping[str, Any],
+    trust: bool = False,
+    says: Callable[[str], object] = print,
+) -> tuple[Path, list[str], ScriptRun]:
+    """The script, its arguments and the options of a run that continues another.
+
+    What is not asked for is as in that run, if it is one of `shoal run`. The arguments belong to
+    the script: with another one, or the same again, they are those that are given.
+
+    Args:
+        command: the script and its arguments, if they were given.
+        asked: the options that were given, among them `resume`.
+        trust: continue what another user has left, too.
+        says: is told what code runs because that run has run it.
+
+    Raises:
+        NotTrusted: another user has left the run, or could have changed it.
+        UsageError: it has no script, and none is given.
+        DataMissing: its script is not there any more.
+        DataCorrupt, UnknownFormat: as `job_of`.
+        InvalidValue: as `job_of`, or options that contradict each other.
+    """
+    run = Path(asked["resume"])
+    job = job_of(run)
+    if job is None:
+        if not command:
+            raise UsageError(f"{run} is not a run of `shoal run`, and has no script: name one")
+        return Path(command[0]), [*command[1:]], converted({**asked}, ScriptRun)
+    before = msgspec.to_builtins(job)
+    del before["script"], before["command"], before["steps_before"]
+    taken = {name: value for name, value in before.items() if name not in asked}
+    code = code_of(taken if command else {**taken, "script": job.script})
+    check_run(run, trust, code)
+    if code:
+        says(f"running {told(code)}, as {RunFolder(run).job} says")
+    script, *args = command or job.script or ["no script"]
+    if not Path(script).is_file():
+        raise DataMissing(
+            f"{script}, of which {run} was a run, is not there: name "
+            f"the script: shoal run --resume {shlex.quote(str(run))} SCRIPT"
+        )
+    return Path(script), args, converted(inherited(before, asked), ScriptRun)
+
+
+def check_script(how: ScriptRun) -> None:
+    """Refuse a strategy and settings that cannot train in such a run. Imports no torch.
+
+    Without a strategy, servers may not be needed: the script may name another one, or none.
+
+    Raises:
+        UnknownName: no such strategy, or no such setting
+        InvalidValue: a setting out of its range, or what the strategy cannot do
+    """
+    if not how.strategy and not how.set:
+        return
+    name = how.strategy or USUAL
+    if strategies[name].repeats:
+        raise InvalidValue(
+            f"strategy {name!r} has several workers train on the same batches, which `shoal train "
+            "--redundancy` gives them; a script has batches of its own: choose another strategy"
+        )
+    options = StrategyOptions(staleness=how.staleness, workers=how.workers, settings=how.set)
+    strategy = check_strategy(name, options, how)
+    if not strategy.uses_servers and (how.saves or how.resume):
+        raise InvalidValue(
+            f"strategy {name!r} has its parameters on workers, which checkpoints of a script do "
+            "not have: leave out --checkpoint-every and --resume, and save them in the script"
+        )
+
+
+def check_settings(role: WorkerRole) -> None:
+    """Refuse a strategy or settings that there are not.
+
+    Raises:
+        UnknownName: no such strategy, or no such setting
+        InvalidValue: a setting out of its range, or a bound of a strategy without one
+    """
+    kind = strategies[role.strategy or USUAL]
+    settings_of(kind.name, kind.Settings, role.set)
+    check_staleness(role.staleness, kind.name)

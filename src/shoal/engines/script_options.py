@@ -1,0 +1,68 @@
+"""What `shoal run` and `shoal worker` say of a script's optimizers, in environment variables."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from shoal.client.defaults import OptimizerDefaults
+from shoal.engines.pairs import values_of, words_of
+from shoal.errors import InvalidValue
+
+
+class ScriptOptions(Protocol):
+    """Options of the commands that run a script."""
+
+    @property
+    def strategy(self) -> str: ...
+    @property
+    def set(self) -> Mapping[str, Any]: ...
+    @property
+    def staleness(self) -> int: ...
+    @property
+    def optimizer_options(self) -> Mapping[str, Any]: ...
+
+
+def variables_of(options: ScriptOptions) -> dict[str, str]:
+    """The environment variables of these options; "" for what is not given.
+
+    >>> from shoal.engines.options import WorkerRole
+    >>> variables_of(WorkerRole(strategy="diloco", set={"tau": 16}))["SHOAL_SET"]
+    'tau=16'
+    """
+    return {
+        "SHOAL_STRATEGY": options.strategy,
+        "SHOAL_SET": shlex.join(words_of(options.set)),
+        "SHOAL_STALENESS": str(options.staleness or ""),
+        "SHOAL_OPTIMIZER_OPTIONS": shlex.join(words_of(options.optimizer_options)),
+    }
+
+
+def defaults_from(env: Mapping[str, str]) -> OptimizerDefaults:
+    """What the environment says of a script's optimizers.
+
+    Raises:
+        InvalidValue: a variable that cannot be read; the text names it.
+
+    >>> defaults_from({"SHOAL_SET": "tau=16 mode=async"}).settings
+    {'tau': 16, 'mode': 'async'}
+    """
+    staleness = env.get("SHOAL_STALENESS") or "0"
+    if not staleness.isdecimal():
+        raise InvalidValue(f"SHOAL_STALENESS={staleness!r} is not a whole number, 0 or more")
+    return OptimizerDefaults(
+        strategy=env.get("SHOAL_STRATEGY", ""),
+        settings=_pairs(env, "SHOAL_SET"),
+        staleness=int(staleness),
+        hyperparameters=_pairs(env, "SHOAL_OPTIMIZER_OPTIONS"),
+    )
+
+
+def _pairs(env: Mapping[str, str], name: str) -> dict[str, Any]:
+    text = env.get(name, "")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidValue(f"{name}={text!r} is not NAME=VALUE words: {error}") from None
+    return values_of(words, name)

@@ -1,0 +1,238 @@
+"""`shoal run` and `shoal worker`: options of a script's optimizers, and of a run before."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from shoal.storage.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.real
+
+SCRIPT = """
+import json, sys, torch, shoal
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.randn(240, 4)
+data = TensorDataset(x, x.sum(1, keepdim=True))
+model = torch.nn.Linear(4, 1)
+context = shoal.init()
+optimizer = shoal.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01){more})
+loader = DataLoader(data, batch_size=20, sampler=shoal.Sampler(data, batch_size=20))
+epochs, evaluated = {{}}, []
+for epoch in range(context.first_epoch(loader), 5):
+    for x, y in loader:
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+        epochs[epoch] = epochs.get(epoch, 0) + 1
+    evaluated.append(epoch)
+optimizer.flush()
+found = optimizer._strategy
+if context.rank == 0:
+    told = {{
+        "strategy": found.name,
+        "staleness": found.options.staleness,
+        "set": dict(found.options.settings),
+        "lr": optimizer.param_groups[0]["lr"],
+        "betas": optimizer.param_groups[0]["betas"],
+        "workers": context.world_size,
+        "servers": len(context.client.view.servers),
+        "began_at": context.began_at,
+        "epochs": epochs,
+        "evaluated": evaluated,
+        "args": sys.argv[1:],
+    }}
+    print(json.dumps(told), flush=True)
+"""
+WHOLE = {str(epoch): 6 for epoch in range(5)}  # steps of each of two workers
+
+
+@pytest.fixture
+def script(tmp_path):
+    """Writes the script, with more arguments of its optimizer; its path."""
+
+    def written(more="", change=("", "")):
+        path = tmp_path / "script.py"
+        path.write_text(SCRIPT.format(more=more).replace(*change))
+        return path
+
+    return written
+
+
+def start(*words, **env):
+    command = [sys.executable, *map(str, words)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, **env}, **pipes)
+
+
+def told(process):
+    """What rank 0 has found."""
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return json.loads(printed)
+
+
+def shoal(*words, **env):
+    return start("-m", "shoal", *words, **env)
+
+
+def run(tmp_path, *words, **env):
+    return told(shoal("run", "--out", tmp_path / "runs", *words, **env))
+
+
+def folders(tmp_path):
+    return sorted((tmp_path / "runs").iterdir(), key=lambda each: each.stat().st_mtime_ns)
+
+
+def test_options_of_the_command_are_those_of_an_optimizer_without_its_own(script, tmp_path):
+    diloco = ["--strategy", "diloco", "--set", "tau=3", "--set", "outer_lr=0.5"]
+    found = run(tmp_path, *diloco, "--optimizer-option", "lr=0.05", script(), "--x")
+    assert (found["strategy"], found["set"]) == ("diloco", {"tau": 3, "outer_lr": 0.5})
+    assert (found["lr"], found["betas"], found["args"]) == (0.05, [0.9, 0.999], ["--x"])
+    [folder] = folders(tmp_path)
+    job = (folder / "job.toml").read_text()
+    assert 'strategy = "diloco"' in job
+    assert "tau = 3" in job
+    assert "lr = 0.05" in job
+
+
+def test_what_the_script_says_goes_before_the_command(script, tmp_path):
+    ssp = ["--strategy", "ssp", "--staleness", 2]
+    found = run(tmp_path, *ssp, script(', "asgd"'))
+    assert (found["strategy"], found["staleness"]) == ("asgd", 0)
+    [folder] = folders(tmp_path)
+    assert "the script names strategy 'asgd'" in (folder / "logs/worker-0.log").read_text()
+    found = run(tmp_path, *ssp, script(", staleness=1"))
+    assert (found["strategy"], found["staleness"]) == ("ssp", 1)
+
+
+def test_no_servers_are_needed_where_the_strategy_needs_none(script, tmp_path):
+    without = ["--servers", 0, "--strategy", "allreduce"]
+    found = run(tmp_path, *without, "--optimizer-option", "betas=[0.8,0.9]", script())
+    assert (found["strategy"], found["servers"], found["betas"]) == ("allreduce", 0, [0.8, 0.9])
+
+
+def test_an_option_that_the_optimizer_does_not_have_ends_the_run_by_name(script, tmp_path):
+    process = shoal("run", "--out", tmp_path, "--optimizer-option", "momentum=0.9", script())
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "unknown hyper-parameter of Adam 'momentum'" in errors
+
+
+@pytest.mark.parametrize("how", ["python", "torchrun"])
+def test_variables_say_the_same_without_shoal_run(how, script):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    env = {"SHOAL_STRATEGY": "diloco", "SHOAL_SET": "tau=3 outer_lr=0.5"}
+    env |= {"SHOAL_OPTIMIZER_OPTIONS": "lr=0.05", "OMP_NUM_THREADS": "1"}
+    found = told(start(*(launcher if how == "torchrun" else ()), script(), **env))
+    assert found["workers"] == (2 if how == "torchrun" else 1)
+    assert (found["strategy"], found["set"]) == ("diloco", {"tau": 3, "outer_lr": 0.5})
+    assert found["lr"] == 0.05
+
+
+def test_shoal_run_does_not_take_the_variables_of_its_caller(script, tmp_path):
+    env = {"SHOAL_STRATEGY": "diloco", "SHOAL_SET": "tau=3", "SHOAL_OPTIMIZER_OPTIONS": "lr=0.05"}
+    found = run(tmp_path, script(), **env)
+    assert (found["strategy"], found["set"], found["lr"]) == ("sync", {}, 0.01)
+
+
+def by_hand(tmp_path, name, script, servers=(), workers=(), **env):
+    """What a cluster that was started by hand has found."""
+    address = ["--scheduler", f"unix://{tmp_path}/{name}.sock"]
+    listen = ["--listen", address[1], "--workers", "1", "--servers", "1"]
+    started = [shoal("scheduler", *listen), shoal("server", *address, *servers)]
+    found = told(shoal("worker", *address, *workers, script, **env))
+    for process in started:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    return found
+
+
+def test_a_worker_that_is_started_by_hand_has_the_options_too(script, tmp_path):
+    options = ["--strategy", "ssp", "--staleness", 2, "--optimizer-option", "lr=0.05"]
+    env = {"SHOAL_STRATEGY": "diloco", "SHOAL_OPTIMIZER_OPTIONS": "betas=[0.8,0.9]"}
+    more = ["--out", tmp_path / "runs", "--checkpoint-every", 16]
+    found = by_hand(tmp_path, "first", script(), more, options, **env)
+    assert (found["strategy"], found["staleness"], found["lr"]) == ("ssp", 2, 0.05)
+    assert found["betas"] == [0.9, 0.999]  # a flag is all of an option's values
+    [folder] = folders(tmp_path)
+    resume = ["--resume", folder, "--resume-at", 16]
+    found = by_hand(tmp_path, "second", script(), resume, resume)
+    assert (found["began_at"], found["epochs"]) == (16, {"1": 8, "2": 12, "3": 12, "4": 12})
+    assert found["evaluated"] == [1, 2, 3, 4]
+
+
+def test_a_worker_with_a_wrong_option_does_not_join(script):
+    nowhere = ["--scheduler", "unix:///nowhere.sock"]
+    for words, said in (
+        (["--strategy", "sink"], "unknown strategy 'sink'"),
+        (["--strategy", "diloco", "--set", "H=3"], "unknown setting of strategy 'diloco' 'H'"),
+        (["--staleness", 2], "staleness belongs to strategy 'ssp', not to 'sync'"),
+        (["--optimizer-option", "lr"], "--optimizer-option: 'lr' is not NAME=VALUE"),
+    ):
+        process = shoal("worker", *nowhere, *words, script())
+        _, errors = process.communicate(timeout=60)
+        assert (process.returncode, said in errors) == (2, True), errors
+
+
+def test_a_resumed_run_has_all_options_and_leaves_out_what_is_done(script, tmp_path):
+    options = ["--servers", 2, "--replicas", 2, "--checkpoint-every", 4, "--keep-checkpoints", 0]
+    options += ["--strategy", "ssp", "--staleness", 1, "--optimizer-option", "lr=0.05"]
+    whole = run(tmp_path, *options, script(), "--x")
+    assert (whole["epochs"], whole["evaluated"]) == (WHOLE, [0, 1, 2, 3, 4])
+    [folder] = folders(tmp_path)
+    rest = run(tmp_path, "--resume", folder, "--resume-at", 16)
+    left_out = {"began_at": 16, "epochs": {"2": 2, "3": 6, "4": 6}, "evaluated": [2, 3, 4]}
+    assert rest == {**whole, **left_out}
+    [_, second] = folders(tmp_path)
+    again = run(tmp_path, "--resume", second, "--resume-at", 24, "--workers", 1, "--servers", 3)
+    assert again["evaluated"] == [4]
+    assert again["epochs"] == {"4": 12}  # twice the steps of two workers
+    assert (again["workers"], again["servers"], again["lr"]) == (1, 3, 0.05)
+    [*_, third] = folders(tmp_path)
+    job = tomllib.loads((third / "job.toml").read_text())
+    assert job["steps_before"] == [[2, 16], [2, 8]]
+
+
+def test_a_run_that_was_killed_sayshow_to_go_on_with_its_options(script, tmp_path):
+    """Also one that has resumed another, and has no checkpoint of its own yet."""
+    options = ["--checkpoint-every", 3, "--optimizer-option", "lr=0.05", "--title", "first"]
+    kill = "    if epoch == 1: __import__('os').kill(0, 9)\n"
+    killed = script(change=("    evaluated", f"{kill}    evaluated"))
+    words = how_to_go_on(shoal("run", "--out", tmp_path / "runs", *options, killed, "--x"))
+    [folder] = folders(tmp_path)
+    at = Checkpoints(folder / "checkpoints").choose()
+    assert words[:3] == ["run", "--resume", str(folder)]
+    killed = script(change=("    for x, y", "    __import__('os').kill(0, 9)\n    for x, y"))
+    more = ["--title", "second", "--output", "all", "--optimizer-option", "betas=[0.8,0.9]"]
+    more += ["--checkpoint-every", 0]
+    words = how_to_go_on(shoal(*words[:3], *more, killed, "--y"))
+    assert words[:3] == ["run", "--resume", str(folder)]
+    script()  # which is not killed
+    found = told(shoal(*words))
+    assert (found["began_at"], found["lr"], found["betas"]) == (at, 0.05, [0.8, 0.9])
+    assert found["args"] == ["--y"]
+    [*_, last] = folders(tmp_path)
+    assert last.name.startswith("second-")
+    job = (last / "job.toml").read_text()
+    assert 'output = "all"' in job
+    assert "checkpoint_every = 0" in job  # the usual value, and not the one of the first run
+
+
+def how_to_go_on(process):
+    """The words that a run which was killed says."""
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1, errors
+    return shlex.split(errors.split("resume from the last checkpoint: shoal ")[1].split("\n")[0])
+
+
+def test_a_run_keeps_its_last_checkpoints(script, tmp_path):
+    run(tmp_path, "--checkpoint-every", 1, script())
+    [folder] = folders(tmp_path)
+    assert Checkpoints(folder / "checkpoints").complete() == [26, 27, 28, 29, 30]

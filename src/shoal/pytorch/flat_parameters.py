@@ -7,6 +7,8 @@ parameter has a storage of its own, for its own rows, so that torch saves no oth
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,7 +29,9 @@ FROZEN = ".frozen"  # behind the names of buffers of parameters that are frozen 
 
 _BASE: Any = torch._C.TensorBase
 _Uninitialized: Any = nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
+# Descriptors, which C code can apply to many parameters:
 _GRAD: Callable[[Tensor], Tensor | None] = _BASE.grad.__get__
+_LAYOUT: Callable[[Tensor], torch.layout] = _BASE.layout.__get__
 
 
 class Place(NamedTuple):
@@ -170,11 +174,14 @@ class FlatParams:
 
     def _collect(self, numbers: Sequence[int], come: Collection[int] = ()) -> None:
         """Copy the gradients of these places; those that have `come` are in the buffers already."""
-        held = [_GRAD(self.parameters[number]) for number in numbers]
-        there = [n for n, gradient in zip(numbers, held, strict=True) if gradient is not None]
+        held = list(map(_GRAD, map(self.parameters.__getitem__, numbers)))
+        into = list(map(self._gradients.__getitem__, numbers))
+        there = numbers
+        if any(map(is_, held, repeat(None))):
+            there = [n for n, gradient in zip(numbers, held, strict=True) if gradient is not None]
+            into = list(map(self._gradients.__getitem__, there))
         with torch.no_grad():
-            given = [gradient for gradient in held if gradient is not None]
-            _copy([self._gradients[number] for number in there], given)
+            _copy(into, [gradient for gradient in held if gradient is not None])
             if len(there) + len(come) == len(self.places):
                 self.absent, self._stale = {}, None
             else:
@@ -195,9 +202,11 @@ class FlatParams:
 
     def attach_grads(self, absent: Mapping[str, Sequence[int]]) -> None:
         """Make every `.grad` its place in the flat buffers; None of those that are `absent`."""
-        for place in self.places:
-            none = place.number in absent[place.buffer] if place.buffer in absent else False
-            place.parameter.grad = None if none else place.grad
+        for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        for place in self.places if absent else ():
+            if place.number in absent.get(place.buffer, ()):
+                place.parameter.grad = None
 
 
 # ---------------------------------------------------------------------------- what can be flattened
@@ -314,7 +323,7 @@ def piece_of(
 
 def _copy(into: list[Tensor], given: list[Tensor]) -> None:
     """Copy gradients, some of which may be sparse."""
-    if all(each.layout is torch.strided for each in given):
+    if all(map(is_, map(_LAYOUT, given), repeat(torch.strided))):
         if given:
             torch._foreach_copy_(into, given)
         return

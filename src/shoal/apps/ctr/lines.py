@@ -110,7 +110,7 @@ def _parse(
         found = BLANK
         for i in range(at, end):
             if not _white(block[U(i)]):
-                if block[U(i)] != HASH or kind == CRITEO:
+                if kind == CRITEO or not _comment(block, i, end):
                     found = 0
                 break
         if found != BLANK:
@@ -139,6 +139,17 @@ def _parse(
 @kernel
 def _white(byte: Any) -> Any:
     return byte == 32 or byte == 9
+
+
+@kernel
+def _comment(block: Any, at: Any, stop: Any) -> Any:
+    """Whether a comment is all that is left, without bytes that may break a line or be no text."""
+    if block[U(at)] != HASH:
+        return False
+    for i in range(at, stop):
+        if block[U(i)] > 126 or (block[U(i)] < 32 and block[U(i)] != 9):
+            return False
+    return True
 
 
 @kernel
@@ -193,7 +204,7 @@ def _pairs(block: Any, at: Any, stop: Any, valued: Any, keys: Any, values: Any, 
     while True:
         while at < stop and _white(block[U(at)]):
             at += 1
-        if at == stop or block[U(at)] == HASH:
+        if at == stop or _comment(block, at, stop):
             return found, label
         if valued and not begun:
             begun = True

@@ -15,6 +15,9 @@ ROOT = Path(__file__).parents[1]
 FILES = 480  # fifteen of each kind
 
 
+pytestmark = pytest.mark.xdist_group("damaged_files")  # they share a report
+
+
 @pytest.fixture(scope="module")
 def report():
     ended = subprocess.run(

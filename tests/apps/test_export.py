@@ -18,6 +18,8 @@ from shoal.storage.shards import save_shards
 from shoal.tables.opening import open_shard
 from shoal.tables.spec import TableSpec
 
+pytestmark = pytest.mark.xdist_group("export")  # they share a run
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("contract")]  # they share runs
 
 SCRIPT = Path(__file__).parent / "contract_with_torch/main.py"
 PAGE = Path(__file__).parents[2] / "docs/reference/training-loops.md"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("optim_db")]  # they share runs
 
 SCRIPT = """
 import json, torch, shoal

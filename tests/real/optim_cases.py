@@ -202,7 +202,7 @@ def main():
     for info in optim_db:
         if info.optim_cls is torch.optim.SparseAdam:  # tests/real/test_optim_db.py
             continue
-        context = shoal.init()  # a cluster for each, whose tables are few
+        context = shoal.init()
         for given in info.optim_inputs_func(device="cpu"):
             for name, function in CASES.items():
                 try:
@@ -210,7 +210,8 @@ def main():
                 except Exception as error:
                     told = f"!! {type(error).__name__}: {error}"
                 found.append([name, info.optim_cls.__name__, str(given.kwargs), told])
-        context.close()
+        if STRATEGY != "allreduce":  # which has no tables
+            context.close()  # so that there are few tables: each declaration is a view with all
     print("FOUND", json.dumps(found), flush=True)
 
 

@@ -109,13 +109,24 @@ def test_a_script_that_is_gone_is_named(run, tmp_path):
         continued(run)
 
 
-@pytest.mark.parametrize("job", [None, JobSpec(workers=7)], ids=["none", "train"])
-def test_a_run_of_another_command_has_checkpoints_only(job, tmp_path):
+@pytest.mark.parametrize(
+    ("job", "error", "told"),
+    [
+        (None, DataMissing, "is not the folder of a run"),
+        (
+            JobSpec(workers=7),
+            InvalidValue,
+            "a run of `shoal train`, which .*: shoal train --resume",
+        ),
+    ],
+    ids=["none", "train"],
+)
+def test_a_run_of_another_command_has_checkpoints_only(job, error, told, tmp_path):
     folder = RunFolder.create(tmp_path, "other")
     if job is not None:
         folder.write_job(dump_job(job))
     assert job_of(folder.path) is None
-    with pytest.raises(UsageError, match="is not a run of `shoal run`, and has no script"):
+    with pytest.raises(error, match=told):
         continued(folder.path)
     script, args, how, said = continued(folder.path, "train.py", "--x")
     assert (script, args, said) == (Path("train.py"), ["--x"], [])

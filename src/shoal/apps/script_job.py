@@ -22,8 +22,8 @@ from shoal.engines.options import (
     WorkerRole,
     check_staleness,
 )
-from shoal.errors import DataMissing, InvalidValue, UsageError
-from shoal.jobs.spec import SCRIPT, converted, inherited, load_run_job
+from shoal.errors import DataMissing, InvalidValue
+from shoal.jobs.spec import SCRIPT, another_application, converted, inherited, load_run_job
 from shoal.jobs.trust import check_run, code_of, told
 from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
@@ -104,16 +104,16 @@ def continued_script(
 
     Raises:
         NotTrusted: another user has left the run, or could have changed it.
-        UsageError: it has no script, and none is given.
-        DataMissing: its script is not there any more.
+        DataMissing: its script is not there any more; or there is no run, and no script is given.
         DataCorrupt, UnknownFormat: as `job_of`.
-        InvalidValue: as `job_of`, or options that contradict each other.
+        InvalidValue: as `job_of`, or options that contradict each other; or no script is given, and
+            another command has to continue the run.
     """
     run = Path(asked["resume"])
     job = job_of(run)
     if job is None:
         if not command:
-            raise UsageError(f"{run} is not a run of `shoal run`, and has no script: name one")
+            raise another_application(run, load_run_job(run))
         return Path(command[0]), [*command[1:]], converted({**asked}, ScriptRun)
     before = msgspec.to_builtins(job)
     del before["script"], before["command"], before["steps_before"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -227,9 +228,8 @@ def continued(
         DataMissing, DataCorrupt, UnknownFormat: as `load_run_job`
     """
     before = load_run_job(run)
-    if whose := before.get("application"):
-        command = "shoal run" if whose == SCRIPT else f"shoal train {whose}"
-        raise InvalidValue(f"{run} is a run of `{command}`, which resumes it: {command} --resume")
+    if before.get("application"):
+        raise another_application(run, before)
     with naming(RunFolder(run).job):
         from_mapping(before)
     values = inherited(before, asked)
@@ -238,6 +238,15 @@ def continued(
     if code:
         says(f"importing {told(code)}, as {RunFolder(run).job} says")
     return values
+
+
+def another_application(run: Path, job: Mapping[str, Any]) -> InvalidValue:
+    """The error for a run that another command has to continue, with its job's values."""
+    whose = job.get("application", "")
+    command = "shoal run" if whose == SCRIPT else f"shoal train {whose}".rstrip()
+    return InvalidValue(
+        f"{run} is a run of `{command}`, which resumes it: {command} --resume {run}"
+    )
 
 
 def inherited(before: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

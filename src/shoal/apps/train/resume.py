@@ -30,11 +30,13 @@ log = logging.getLogger("shoal")
 def resumable(
     folder: RunFolder, command: str, run: ResumableRun, words: str = "", passed: int = 0
 ) -> Iterator[None]:
-    """When rows or a process are lost, say how to resume: by this command, with these words.
+    """When rows or a process are lost, say how to resume.
 
     At the end, write the last checkpoint of a run that writes them, or say that it has none.
 
-    passed:  clock of the checkpoint that the run continues from
+    command:  resumes such runs
+    words:    with which it continues the run before again, if this one has no checkpoint yet
+    passed:   clock of the checkpoint that the run continues from
     """
     try:
         yield
@@ -58,14 +60,15 @@ def resumable(
 def _how_to_resume(folder: RunFolder, command: str, run: ResumableRun, words: str) -> str:
     """The command that resumes a run, or else the one that it continues; "" without a checkpoint.
 
-    Whether the checkpoint is damaged is not looked at: the command does that.
+    A run has its own options in its folder. Whether the checkpoint is damaged is not looked at: the
+    command does that.
     """
-    at = f"--resume-at {run.resume_at}" if run.resume_at >= 0 else ""
-    for path, more in ((str(folder.path), ""), (run.resume, at)):
+    at = f"--resume-at {run.resume_at} " if run.resume_at >= 0 else ""
+    for path, more in ((str(folder.path), ""), (run.resume, at + words)):
         workers = run.workers if run.keeps_states else 0
         if path and Checkpoints(RunFolder(Path(path)).checkpoints, workers).complete():
-            how = " ".join(filter(None, [command, "--resume", shlex.quote(path), more, words]))
-            return f"resume from the last checkpoint: shoal {how}"
+            how = f"shoal {command} --resume {shlex.quote(path)} {more}"
+            return f"resume from the last checkpoint: {how.rstrip()}"
     return ""
 
 
@@ -127,6 +130,8 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bo
         if resume_at >= 0:
             raise InvalidValue("--resume-at chooses a checkpoint of a run: add --resume RUN")
         return 0
+    if not Path(resume).is_dir():
+        raise DataMissing(f"{resume} is not the folder of a run: there is no such folder")
     check_run(Path(resume), trust)
     workers = int(load_run_job(Path(resume)).get("workers", 0)) if states else 0
     return Checkpoints(RunFolder(Path(resume)).checkpoints, workers).choose(resume_at)

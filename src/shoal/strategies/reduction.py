@@ -24,12 +24,14 @@ class _Group:
         tail: the elements behind them, whose means say of the workers: their weight, how many lack
             a gradient, how many are flagged, how many have one in an idle buffer, and their rate
             of learning, weighted.
+        told: memory for what this worker says in `tail`.
         reduction: the allreduce of both.
     """
 
     buffer: str
     values: Tensor
     tail: Tensor
+    told: Tensor
     reduction: AllReduce
 
 
@@ -69,9 +71,17 @@ class WeightedMean:
         spans: Mapping[str, Sequence[Span]] = {},
         idle: Sequence[str] = (),
     ) -> None:
+        import torch
+
         self._spans = spans
         groups = [
-            _Group(buffer, wire[:-WIRE_TAIL], wire[-WIRE_TAIL:], AllReduce(wire, mean=True))
+            _Group(
+                buffer,
+                wire[:-WIRE_TAIL],
+                wire[-WIRE_TAIL:],
+                torch.empty(WIRE_TAIL, dtype=torch.float64),
+                AllReduce(wire, mean=True),
+            )
             for buffer, wire in sorted(wires.items())
         ]
         self._used = [group for group in groups if group.buffer not in idle]
@@ -157,7 +167,8 @@ def _reduce(
     elif share != 1:
         group.values.mul_(share)
     rate = share * rates.get(group.buffer, 0.0)
-    group.tail.copy_(group.tail.new_tensor([*told, rate]))
+    group.told.numpy()[:] = (*told, rate)
+    group.tail.copy_(group.told)
     yield group.reduction
 
 

@@ -244,9 +244,8 @@ def another_application(run: Path, job: Mapping[str, Any]) -> InvalidValue:
     """The error for a run that another command has to continue, with its job's values."""
     whose = job.get("application", "")
     command = "shoal run" if whose == SCRIPT else f"shoal train {whose}".rstrip()
-    return InvalidValue(
-        f"{run} is a run of `{command}`, which resumes it: {command} --resume {run}"
-    )
+    how = f"{command} --resume {shlex.quote(str(run))}"
+    return InvalidValue(f"{run} is a run of `{command}`, which resumes it: {how}")
 
 
 def inherited(before: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:

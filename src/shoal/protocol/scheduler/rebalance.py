@@ -10,7 +10,8 @@ drained: then all replicas of a shard are equal.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -110,12 +111,11 @@ class _Plan:
         self._stayed = {member.rank for member in servers if member in before.servers}
         self._leaving = {member.rank for member in servers if member.id in moves.leaving}
         self._staying = [rank for rank in sorted(self._hosts) if rank not in self._leaving]
-        self._drafts = [
-            self._draft(table, placement)
+        self._drafts = [  # by table
+            [self._draft(table, placement) for placement in parts]
             for table, parts in enumerate(before.placements)
-            for placement in parts
         ]
-        self._busy = {each.table for each in self._drafts if each.syncing != NONE}
+        self._busy = {each.table for each in self._all() if each.syncing != NONE}
 
     def _draft(self, table: int, placement: Placement) -> _Draft:
         """A placement without the servers that are gone."""
@@ -134,11 +134,11 @@ class _Plan:
                     draft.since = placement.syncing_since if same_giver else self._number
         return draft
 
-    def _of(self, table: int) -> list[_Draft]:
-        return [each for each in self._drafts if each.table == table]
+    def _all(self) -> Iterator[_Draft]:
+        return chain.from_iterable(self._drafts)
 
     def placements(self, table: int) -> Placements:
-        drafts = sorted(self._of(table), key=lambda draft: draft.rows.start)
+        drafts = sorted(self._drafts[table], key=lambda draft: draft.rows.start)
         return tuple(Placement(each.rows, tuple(each.members), each.since) for each in drafts)
 
     def _size(self, draft: _Draft) -> int:
@@ -148,10 +148,9 @@ class _Plan:
     def _loads(self, table: int | None = None) -> Counter[int]:
         """Fragments by server."""
         loads: Counter[int] = Counter(dict.fromkeys(self._hosts, 0))
-        for draft in self._drafts:
-            if table is None or draft.table == table:
-                for rank in draft.members:
-                    loads[rank] += self._size(draft)
+        for draft in self._all() if table is None else self._drafts[table]:
+            for rank in draft.members:
+                loads[rank] += self._size(draft)
         return loads
 
     def _wanted(self, draft: _Draft) -> int:
@@ -169,7 +168,7 @@ class _Plan:
 
     def drop_surplus(self) -> None:
         """Remove replicas that a shard does not need, on leaving servers first."""
-        for draft in self._drafts:
+        for draft in self._all():
             while len(draft.in_sync) > max(self._wanted(draft), 1):
                 loads = self._loads(draft.table)
                 old = [r for r in draft.in_sync if r != draft.newest or r in self._leaving]
@@ -180,7 +179,7 @@ class _Plan:
 
     def repair(self) -> None:
         """Add a syncing replica to shards with too few replicas on staying servers."""
-        for draft in self._drafts:
+        for draft in self._all():
             there = [rank for rank in draft.in_sync if rank not in self._leaving]
             others = [rank for rank in self._staying if rank not in draft.in_sync]
             free = [rank for rank in others if self._takes(draft, rank)]
@@ -199,9 +198,10 @@ class _Plan:
 
         A host with several replicas of a shard is crowded: these would fail together.
         """
-        if table in self._busy or not divisible(self._tables[table]):
+        if len(self._staying) < 2 or table in self._busy or not divisible(self._tables[table]):
             return
-        loads = Counter({rank: self._loads(table)[rank] for rank in self._staying})
+        held = self._loads(table)
+        loads = Counter({rank: held[rank] for rank in self._staying})
         while (move := self._move(table, loads) or self._spread(table, loads)) is not None:
             draft, giver, taker = move
             if not self._takes(draft, taker):
@@ -213,7 +213,7 @@ class _Plan:
     def _move(self, table: int, loads: Counter[int]) -> tuple[_Draft, int, int] | None:
         """A shard to move from one server to another, split to size if necessary."""
         mean = sum(loads.values()) / max(len(loads), 1)
-        shards = [each for each in self._of(table) if each.syncing == NONE]
+        shards = [each for each in self._drafts[table] if each.syncing == NONE]
         for giver in sorted(loads, key=lambda rank: (-loads[rank], rank)):
             held = [each for each in shards if giver in each.in_sync]
             for taker in sorted(loads, key=lambda rank: (loads[rank], rank)):
@@ -235,7 +235,7 @@ class _Plan:
         """A shard to move to another host, if that keeps the balance."""
         mean = sum(loads.values()) / max(len(loads), 1)
         amount, most = max(1, int(UNEVEN * mean)), max(2, 2 * UNEVEN * mean)
-        for draft in self._of(table):
+        for draft in self._drafts[table]:
             hosts = {self._hosts[rank] for rank in draft.in_sync}
             givers = [rank for rank in draft.in_sync if rank in loads and self._beside(draft, rank)]
             takers = [rank for rank in loads if self._hosts[rank] not in hosts]
@@ -270,7 +270,7 @@ class _Plan:
         edge = (-(-rows.stop // size) - fragments) * size
         end = _Draft(draft.table, KeyRange(edge, rows.stop), list(draft.in_sync), NONE, 0)
         draft.rows = KeyRange(rows.start, edge)
-        self._drafts.append(end)
+        self._drafts[draft.table].append(end)
         return end
 
 

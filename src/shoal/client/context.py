@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +14,7 @@ from shoal.client.client import Client
 from shoal.client.defaults import OptimizerDefaults
 from shoal.data.sampler import first_epoch, set_membership
 from shoal.errors import UsageError
+from shoal.node.driver import of_a_fork
 from shoal.storage.figure_log import FigureLog
 
 
@@ -62,6 +64,7 @@ class Context:
     _training: list[ref[Any]] = field(default_factory=list)
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False
+    _process: int = field(default_factory=os.getpid)
 
     @cached_property
     def figure_log(self) -> FigureLog:
@@ -105,9 +108,21 @@ class Context:
         """Call `closer` when the context is closed, in reverse order of registration."""
         self._closers.append(closer)
 
+    def check_process(self) -> None:
+        """Refuse a fork of the process that has joined.
+
+        Raises:
+            UsageError: this is one.
+        """
+        if os.getpid() != self._process:
+            raise of_a_fork(self.client.name, self._process)
+
     def close(self) -> None:
-        """Leave the run; further calls do nothing. It is called when the process exits."""
-        if self._closed:
+        """Leave the run; further calls do nothing. It is called when the process exits.
+
+        In a fork of the process it does nothing: the parent goes on.
+        """
+        if self._closed or os.getpid() != self._process:
             return
         self._closed = True
         try:
@@ -142,10 +157,11 @@ def current() -> Context:
     """The context of this process.
 
     Raises:
-        UsageError: `shoal.init()` was not called before.
+        UsageError: `shoal.init()` was not called before, or in the process of which this is a fork.
     """
     if _Current.context is None:
         raise UsageError("this process has not joined a run: call shoal.init() first")
+    _Current.context.check_process()
     return _Current.context
 
 

@@ -172,12 +172,14 @@ def seed_anew() -> None:
 def run_entry(command: dict[str, Any]) -> int:
     """Call the command's function; its error goes to the error file, in one line of JSON.
 
-    On a full disk that file stays away, and the exit status is all that is told.
+    On a full disk that file stays away, and the exit status is all that is told. So it does where a
+    fork of the process comes back here with an error, which is not the process's.
     """
     from shoal.errors import ProcessDied, ShoalError
     from shoal.factories import users_traceback
     from shoal.storage.files import write_whole
 
+    process = os.getpid()
     try:
         resolve_name(command["entry"])(**command["args"])
     except SystemExit as stop:
@@ -187,6 +189,8 @@ def run_entry(command: dict[str, Any]) -> int:
     except Exception as error:
         with contextlib.suppress(OSError):
             traceback.print_exc()
+            if os.getpid() != process:
+                return 1
             told = users_traceback(error)
             if not isinstance(error, ShoalError):
                 error = ProcessDied(f"{type(error).__name__}: {error}")

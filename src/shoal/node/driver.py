@@ -9,12 +9,14 @@ heartbeats while the caller computes.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from time import monotonic
+from weakref import WeakSet
 
 from shoal.errors import RequestTimeout, ShoalError, UsageError, WaitsForever
 from shoal.node.future import Finish, Future, call_back
@@ -48,6 +50,8 @@ class Driver:
         self.closed = False
         self._pump = threading.Thread(target=self._run_pump, name="shoal-pump", daemon=True)
         self._pump_wake = threading.Event()
+        self._process = os.getpid()
+        _drivers.add(self)
 
     # ------------------------------------------------------------------ the public side
 
@@ -109,8 +113,22 @@ class Driver:
         """The error with which the client has stopped; None while it works."""
         return (self.node.error or UsageError("this client is closed")) if self._over() else None
 
+    def disown(self) -> None:
+        """Refuse every request from now on, in a fork of the process that has made this driver.
+
+        Connections and numbers of requests are the parent's: what a fork sent would be taken for
+        the parent's, and the parent's next request for one that was answered already.
+        """
+        self._lock, self._turnstile = threading.Lock(), threading.Lock()  # others may have had them
+        self.closed = self.node.stopped = True
+        self.node.error = of_a_fork(self.machine.session.name, self._process)
+        self._fail_all(self.node.error)
+        self.due.clear()
+
     def close(self) -> None:
-        """Send the outbox and disconnect."""
+        """Send the outbox and disconnect; in a fork of the process, leave both to the parent."""
+        if os.getpid() != self._process:
+            return
         self.closed = True
         with self.own():
             self._fail_all(UsageError("this client was closed"))
@@ -294,6 +312,25 @@ class Driver:
 
     def _over(self) -> bool:
         return self.closed or self.node.stopped
+
+
+_drivers: WeakSet[Driver] = WeakSet()
+
+
+def _disown_all() -> None:
+    for driver in [*_drivers]:
+        driver.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def of_a_fork(name: str, process: int) -> UsageError:
+    """The error of what a fork of a worker's process asks for."""
+    return UsageError(
+        f"this process is a fork of {name} (process {process}), which alone can use its part in "
+        "the run: call the client in that process, and hand its results to the fork"
+    )
 
 
 def _shown(waiting: list[tuple[str, str]]) -> str:

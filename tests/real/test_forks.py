@@ -1,0 +1,157 @@
+"""A fork of a worker's process does not speak for the worker."""
+
+import os
+import subprocess
+import sys
+import traceback
+from functools import partial
+
+import pytest
+import torch
+
+from shoal.client.context import Context
+from shoal.errors import UsageError
+from shoal.storage.run_folder import RunFolder
+from shoal.tables.spec import TableSpec
+
+pytestmark = pytest.mark.real
+
+REFUSED = "a fork of worker-0 (process "
+SCRIPT = """
+import os, sys, torch, shoal
+
+context = shoal.init()
+model = torch.nn.Linear(2, 1)
+optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), "{strategy}")
+for step in range(6):
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).square().mean().backward()
+    optimizer.step()
+    if step == 2 and (child := os.fork()) == 0:
+        {child}
+    if step == 2:
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+optimizer.flush()
+print("steps", step + 1)
+"""
+LOADER = """
+import torch, shoal
+from torch.utils.data import DataLoader, Dataset
+
+class Rows(Dataset):
+    def __len__(self):
+        return 32
+    def __getitem__(self, number):
+        return torch.full((2,), float(number))
+
+context = shoal.init()
+model = torch.nn.Linear(2, 1)
+optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.001))
+rows = Rows()
+loader = DataLoader(rows, 4, sampler=shoal.Sampler(rows), num_workers=2)
+steps = 0
+for epoch in range(2):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        steps += 1
+print("steps", steps)
+"""
+
+
+def in_fork(call):
+    """What a fork of this process has met: the error of a call, "" for none, or its traceback."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            call()
+            told = ""
+        except UsageError as error:
+            told = error.message
+        except BaseException:
+            told = traceback.format_exc()
+        os.write(writes, told.encode())
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        told = pipe.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return told
+
+
+def run(tmp_path, text, *words):
+    (tmp_path / "script.py").write_text(text)
+    command = [sys.executable, *words, str(tmp_path / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "child", "status"),
+    [
+        ("sync", "sys.exit(0)", 0),
+        ("sync", "context.close(); sys.exit(0)", 0),
+        ("allreduce", "sys.exit(3)", 3),
+        ("sync", "raise RuntimeError('in the fork')", 1),
+        ("sync", "context.__exit__(ValueError, ValueError(), None); sys.exit(4)", 4),
+    ],
+)
+def test_the_end_of_a_fork_is_not_its_parents(tmp_path, strategy, child, status):
+    text = SCRIPT.format(strategy=strategy, child=child)
+    assert run(tmp_path, text, "-m", "shoal", "run") == [f"child {status}", "steps 6"]
+    [folder] = (tmp_path / "shoal-runs").iterdir()
+    assert not any(RunFolder(folder).error(f"worker-{rank}").exists() for rank in range(2))
+
+
+def test_a_script_by_itself_keeps_its_servers_when_a_fork_ends(tmp_path):
+    text = SCRIPT.format(strategy="sync", child="sys.exit(0)")
+    assert run(tmp_path, text) == ["child 0", "steps 6"]
+
+
+def test_what_a_fork_asks_for_is_refused_and_nothing_is_lost(cluster):
+    _, [client] = cluster(2)
+    client.create_table(TableSpec("w", 4, merge="sum"))
+    refused = f"this process is {REFUSED}{os.getpid()})"
+    calls = (
+        lambda: client.push("w", torch.ones(4)).wait(),
+        lambda: client.pull("w").wait(),
+        lambda: client.blocking.push("w", torch.ones(4)),
+        lambda: client.create_table(TableSpec("other", 4)),
+        lambda: client.barrier("met"),
+        lambda: client.advance().wait(),
+    )
+    for call in calls:
+        under_way = [client.push("w", torch.ones(4)) for _ in range(50)]
+        assert in_fork(call).startswith(refused)
+        told = in_fork(under_way[-1].wait)
+        assert told == "" or told.startswith(refused)  # it may be done
+        for leave in (client.close, partial(client.abort, "no"), partial(client.fail, OSError())):
+            assert in_fork(leave) == ""
+        for each in under_way:
+            each.wait()
+    assert client.pull("w").wait().tolist() == [50.0 * len(calls)] * 4
+
+
+def test_a_fork_may_leave_alone_what_other_threads_do(cluster):
+    """A fork while another thread has the lock does not wait for it for ever."""
+    _, [client] = cluster()
+    client.create_table(TableSpec("w", 4))
+    with client._driver.own():
+        told = in_fork(lambda: client.pull("w").wait())
+    assert REFUSED in told
+
+
+def test_a_fork_has_no_run_of_its_own(cluster):
+    _, [client] = cluster()
+    context = Context(0, 1, client)
+    assert REFUSED in in_fork(context.check_process)
+    context.check_process()
+    assert in_fork(context.close) == ""
+    assert not client.closed
+
+
+def test_the_processes_of_a_data_loader_are_forks(tmp_path):
+    assert run(tmp_path, LOADER, "-m", "shoal", "run") == ["steps 8"]

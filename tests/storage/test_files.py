@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import stat
 import zipfile
 from pathlib import Path
@@ -19,15 +20,44 @@ from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.files import (
     FORMAT,
     FORMAT_KEY,
+    WHOLE_BYTES_MAX,
     check_format,
     make_folder,
     read_arrays,
+    read_whole,
     write_whole,
 )
 from shoal.storage.journal import Journal
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.storage.verified import read_verified, write_verified
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "socket"])
+def test_what_is_no_regular_file_is_refused_at_once(what, tmp_path):
+    path = tmp_path / "some"
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    elif what == "folder":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    told = "No such device" if what == "socket" else "it is not a regular file"
+    for read in (read_whole, read_verified, lambda path: list(read_events(path))):
+        with pytest.raises(DataCorrupt, match=rf"{path}.*{told}"):
+            read(path)
+
+
+def test_a_file_that_is_read_whole_has_a_bound(tmp_path):
+    path = tmp_path / "some"
+    path.write_bytes(b"first")
+    os.truncate(path, WHOLE_BYTES_MAX + 1)  # a hole
+    with pytest.raises(DataCorrupt, match=f"it has {WHOLE_BYTES_MAX + 1} bytes, more than"):
+        read_whole(path)
+    assert read_whole(path, 5) == b"first"
 
 
 def test_a_file_is_replaced_whole_and_nothing_else_is_left(tmp_path):

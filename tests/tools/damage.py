@@ -5,6 +5,7 @@ leaves its checksums right, as only a writer can: readers have to look at values
 """
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -55,6 +56,17 @@ def unreadable(path: Path, draw: Random) -> None:
     """It can be opened and not read; or it cannot be opened."""
     path.unlink()
     path.symlink_to("/proc/self/mem" if draw.random() < 0.5 else path)
+
+
+def pipe_instead(path: Path, draw: Random) -> None:
+    """Nobody writes to it, so that plain opening never returns."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def endless(path: Path, draw: Random) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
 
 
 # ---------------------------------------------------------------------------- bytes
@@ -237,6 +249,8 @@ WAYS: tuple[Way, ...] = (
     missing,
     folder_instead,
     unreadable,
+    pipe_instead,
+    endless,
     flipped_bits,
     flipped_bits,
     changed_header,

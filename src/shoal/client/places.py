@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.errors import DataCorrupt, DataMissing, ShoalError
-from shoal.storage.files import damaged, read_text
+from shoal.storage.files import damaged, read_text, read_whole
 from shoal.storage.held_file import is_abandoned
 from shoal.storage.run_folder import RunFolder
 from shoal.transport import transport_for
@@ -19,8 +19,8 @@ def token_at(where: str) -> str:
     """
     path = RunFolder(Path(where)).token
     try:
-        data = path.read_bytes() if where else b""
-    except OSError:  # it has none, it is another user's, or where is an address
+        data = read_whole(path) if where else b""
+    except (DataMissing, DataCorrupt):  # it has none, it is another user's, or where is an address
         return ""
     try:
         return data.decode()

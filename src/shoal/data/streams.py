@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from shoal.errors import DataCorrupt, DataMissing
+from shoal.storage.files import open_file
 
 LINE_BYTES_MAX = 16 << 20  # of a line in any text that is read, its newline included
 BLOCK_BYTES = 1 << 20  # what is read at once
@@ -69,7 +70,7 @@ def opened(path: Path) -> IO[bytes]:
         DataCorrupt: it is compressed, and not by gzip
     """
     try:
-        file = path.open("rb")
+        file = open_file(path)
         start = file.peek(PACKED_BYTES)
     except OSError as error:
         raise DataMissing(f"{path}: cannot be read ({error.strerror})") from None

@@ -24,7 +24,7 @@ from shoal.engines.options import (
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.trust import check_run, code_of, names_code, told
 from shoal.registry import unknown
-from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, naming, read_whole
+from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, naming, open_file, read_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access, Options
@@ -186,7 +186,7 @@ def load_job(path: Path, what: str = "job file") -> dict[str, Any]:
     try:
         if path.stat().st_size > JOB_BYTES_MAX:
             raise InvalidValue(f"{path} is no {what}: it has more than {JOB_BYTES_MAX} bytes")
-        with path.open("rb") as file:
+        with open_file(path) as file:
             values = tomllib.load(file)
     except OSError as error:
         raise InvalidValue(f"no {what} at {path}: {error.strerror}") from None

@@ -17,7 +17,7 @@ from shoal.data.streams import LINE_BYTES_MAX, lines
 from shoal.errors import DataMissing
 from shoal.reports.logged import Table, logged_tables
 from shoal.storage.event_log import event_of, object_of
-from shoal.storage.files import FORMAT_KEY, check_format, damaged, unreadable
+from shoal.storage.files import FORMAT_KEY, check_format, damaged, open_file, unreadable
 from shoal.storage.run_folder import RunFolder
 
 STEP_COLUMNS = (
@@ -127,7 +127,7 @@ def read_events(path: Path, torn: bool = False) -> Iterator[dict[str, Any]]:
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             yield from lines(path, file)
     except FileNotFoundError:
         raise DataMissing(f"{path} does not exist") from None
@@ -150,7 +150,7 @@ class NewEvents:
 
     def __call__(self) -> list[dict[str, Any]]:
         try:
-            with self._path.open("rb") as file:
+            with open_file(self._path) as file:
                 file.seek(self._offset)
                 *whole, rest = (data := file.read(LINE_BYTES_MAX)).split(b"\n")
         except FileNotFoundError:

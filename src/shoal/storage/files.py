@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
-import io
 import json
 import os
 import secrets
+import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from tokenize import TokenError
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2  # of all files that a run leaves; raise it when one of them changes
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk without room
+WHOLE_BYTES_MAX = 1 << 28  # of a file that is read whole: texts, logs of leases, journals
 FORMAT_KEY = "shoal_format"  # in a file's metadata
 NOT_ARRAYS = (  # what numpy raises where a file of arrays is damaged
     *(OSError, EOFError, ValueError, LookupError, TypeError, RuntimeError, MemoryError),
@@ -69,15 +71,32 @@ def unreadable(path: Path, error: OSError) -> DataCorrupt:
     return DataCorrupt(f"{path} cannot be read: {error.strerror}; it has to be a file of yours")
 
 
+def open_file(path: Path) -> BufferedReader:
+    """Open a regular file to read it.
+
+    Others have no end, or do not open before somebody writes to them.
+
+    Raises:
+        OSError: it cannot be opened, or is none
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 def read_whole(path: Path, at_most: int = -1) -> bytes:
     """A file's content, or its first bytes.
 
     Raises:
         DataMissing: it does not exist
-        DataCorrupt: it cannot be read
+        DataCorrupt: it cannot be read, or is larger than any that is read whole
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
+            if at_most < 0 and (size := os.fstat(file.fileno()).st_size) > WHOLE_BYTES_MAX:
+                raise damaged(path, f"it has {size} bytes, more than {WHOLE_BYTES_MAX}")
             return file.read(at_most)
     except FileNotFoundError:
         raise DataMissing(f"{path} does not exist") from None
@@ -124,8 +143,10 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
     import numpy as np
 
     try:
-        with np.load(io.BytesIO(read_whole(path)), allow_pickle=False) as saved:
+        with open_file(path) as file, np.load(file, allow_pickle=False) as saved:
             found = [saved[name] for name in names]
+    except FileNotFoundError:
+        raise DataMissing(f"{path} does not exist") from None
     except NOT_ARRAYS as error:
         raise damaged(path, error) from None
     if not all(isinstance(each, np.ndarray) for each in found):  # bytes, where it names none

@@ -47,7 +47,7 @@ class HeldFile:
 def is_abandoned(path: Path) -> bool:
     """Whether it is a held file whose owner has ended; False where that cannot be known."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

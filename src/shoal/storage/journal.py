@@ -7,7 +7,7 @@ from pathlib import Path
 from zlib import crc32
 
 from shoal.errors import DataCorrupt
-from shoal.storage.files import FORMAT, check_format, write_whole
+from shoal.storage.files import FORMAT, WHOLE_BYTES_MAX, check_format, open_file, write_whole
 
 JOURNAL = b"shoal-journal"
 RESERVE_BYTES = 64 << 10
@@ -28,7 +28,8 @@ class Journal:
             UnknownFormat: another version of Shoal has written it
         """
         try:
-            found, _, record = self.path.read_bytes().partition(b"\n")
+            with open_file(self.path) as file:
+                found, _, record = file.read(WHOLE_BYTES_MAX).partition(b"\n")
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -41,6 +41,7 @@ from shoal.storage.files import (
     damaged,
     flush,
     make_folder,
+    open_file,
     read_object,
     write_whole,
 )
@@ -100,7 +101,7 @@ class RunFolder:
     def started_at(self) -> float:
         """`time.time()` when the run began, as its event log says; now, where it does not."""
         try:
-            with self.events.open("rb") as file:
+            with open_file(self.events) as file:
                 found = msgspec.json.decode(file.readline(HEADER_BYTES_MAX), type=_Header)
         except (OSError, ValueError):
             return time.time()

@@ -23,6 +23,7 @@ from shoal.storage.files import (
     check_format,
     damaged,
     make_folder,
+    open_file,
     write_whole,
 )
 
@@ -88,7 +89,7 @@ def check_verified(path: Path) -> None:
     """
     told = read_told(path)
     try:
-        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        with open_file(path) as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
             whole = memoryview(data)
             try:
                 found = _checksum_of(whole)
@@ -144,11 +145,12 @@ def read_some(path: Path, prefix: str) -> dict[str, Tensor]:
 @contextmanager
 def _opened(path: Path, framework: str = "pt") -> Iterator[Any]:
     try:
+        open_file(path).close()  # not what `safe_open` would wait for
         with safe_open(path, framework) as file:
             yield file
     except FileNotFoundError:
         raise DataMissing(f"{path} does not exist") from None
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError, MemoryError) as error:
         raise damaged(path, f"it cannot be read ({error})") from None
 
 

@@ -22,6 +22,7 @@ from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from shoal.jobs.spec import JobSpec
 from shoal.protocol.messages import Leased
 from shoal.pytorch.model import LossModel
+from shoal.storage.files import open_file
 from shoal.strategies import Strategy, strategies
 
 
@@ -152,6 +153,7 @@ def load_weights(module: nn.Module, path: Path) -> None:
     if not path.exists():
         raise DataMissing(f"no weights at {path}: it does not exist")
     try:
+        open_file(path).close()  # not what `load_file` would wait for
         module.load_state_dict(load_file(path))
     except Exception as error:
         raise DataCorrupt(f"{path} does not fit the model: {error}") from None

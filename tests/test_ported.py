@@ -56,3 +56,13 @@ def test_losses_are_those_of_distributed_data_parallel(tmp_path):
                 assert "no worker has the mean gradient for clip_norm" in ours[rank][name]
             else:
                 assert difference(ours[rank][name], theirs[rank][name]) < 1e-5, (how, rank, name)
+
+
+@pytest.mark.real
+def test_the_trainer_of_hugging_face_learns_alike_on_servers_and_without(tmp_path):
+    found = {how: losses(how, ["hf_trainer"], tmp_path) for how in STRATEGIES}
+    for sync, summed in zip(found["sync"], found["allreduce"], strict=True):
+        assert len(sync["hf_trainer"]) == 12
+        assert sync["hf_trainer"][-1] < 0.95 * sync["hf_trainer"][0]
+        assert difference(sync["hf_trainer"], summed["hf_trainer"]) < 1e-5
+    assert difference(*(each["hf_trainer"] for each in found["sync"])) > 1e-3  # data of their own

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer on Shoal: `shoal run --workers 2 --servers 1 examples/ported/hf_trainer.py`.
 
 Each worker has a Trainer of its own, on one process; the optimizer that it is given exchanges gradients and parameters.
-Needs `pip install transformers accelerate`, which are no dependencies of Shoal: this script is not in the tests.
+Needs `pip install transformers accelerate`, which Shoal needs for its tests alone.
 
 Lines changed for Shoal: 5.
 """

@@ -22,6 +22,7 @@ from shoal.client.context import Context
 from shoal.data import streams
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import hash_of
+from tests.apps.ctr.reading import rows_of
 
 LIBSVM = "1 3:0.5 7:2\n-1 4:1\n\n-1 \n+1 9:-1e-3 18446744073709551615:1\n"
 DUMMY = "1 3 7\n0 4\n0\n1 9 18446744073709551615\n"
@@ -34,17 +35,6 @@ def file_of(folder, text, name="rows.txt"):
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
-
-
-def rows_of(reader):
-    """[(label, {key: value})] of all batches."""
-    rows = []
-    for batch in reader:
-        ends = [*batch.offsets[1:], len(batch.keys)]
-        for label, start, stop in zip(batch.labels, batch.offsets, ends, strict=True):
-            pairs = zip(batch.keys[start:stop].tolist(), batch.values[start:stop], strict=True)
-            rows.append((float(label), dict(pairs)))
-    return rows
 
 
 # ---------------------------------------------------------------------------- readers

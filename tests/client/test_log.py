@@ -13,8 +13,9 @@ from shoal.errors import InvalidValue, UsageError
 def context(tmp_path):
     """This process is worker 1 of a run."""
     client = SimpleNamespace(
-        name="worker-1", closed=False, close=lambda: None, fail=lambda error: None
-    )
+        name="worker-1", closed=False, close=lambda: None, fail=lambda error: None,
+        in_fork=False, check_process=lambda: None,
+    )  # fmt: skip
     context = Context(1, 2, client, began_at=40, run_dir=tmp_path / "run")
     set_current(context)
     yield context

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from shoal.apps.train.checks import check_strategy
-from shoal.client.defaults import USUAL
 from shoal.engines.options import (
     FaultTolerantRun,
     Hyperparameters,
@@ -27,7 +26,7 @@ from shoal.jobs.spec import SCRIPT, another_application, converted, inherited, l
 from shoal.jobs.trust import check_run, code_of, told
 from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
-from shoal.strategies import StrategyOptions, strategies
+from shoal.strategies import USUAL, StrategyOptions, strategies
 from shoal.strategies.settings import settings_of
 
 

@@ -300,6 +300,20 @@ class Client(Operations, WorkerFigures):
         """Whether this worker has left the run, well or with an error."""
         return self._driver.closed or self._driver.node.stopped
 
+    @property
+    def in_fork(self) -> bool:
+        """Whether this is a fork of the process that has joined, which has no part in the run."""
+        return self._driver.in_fork
+
+    def check_process(self) -> None:
+        """Refuse a fork of the process that has joined.
+
+        Raises:
+            UsageError: this is one.
+        """
+        if self.in_fork and (error := self._driver.stopped_by()):
+            raise error
+
     def close(self) -> None:
         """Finish this worker's part of the run and disconnect; further calls do nothing."""
         if self._driver.closed:

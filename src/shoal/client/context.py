@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +13,6 @@ from shoal.client.client import Client
 from shoal.client.defaults import OptimizerDefaults
 from shoal.data.sampler import first_epoch, set_membership
 from shoal.errors import UsageError
-from shoal.node.driver import of_a_fork
 from shoal.storage.figure_log import FigureLog
 
 
@@ -64,7 +62,6 @@ class Context:
     _training: list[ref[Any]] = field(default_factory=list)
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False
-    _process: int = field(default_factory=os.getpid)
 
     @cached_property
     def figure_log(self) -> FigureLog:
@@ -108,21 +105,12 @@ class Context:
         """Call `closer` when the context is closed, in reverse order of registration."""
         self._closers.append(closer)
 
-    def check_process(self) -> None:
-        """Refuse a fork of the process that has joined.
-
-        Raises:
-            UsageError: this is one.
-        """
-        if os.getpid() != self._process:
-            raise of_a_fork(self.client.name, self._process)
-
     def close(self) -> None:
         """Leave the run; further calls do nothing. It is called when the process exits.
 
         In a fork of the process it does nothing: the parent goes on.
         """
-        if self._closed or os.getpid() != self._process:
+        if self._closed or self.client.in_fork:
             return
         self._closed = True
         try:
@@ -161,7 +149,7 @@ def current() -> Context:
     """
     if _Current.context is None:
         raise UsageError("this process has not joined a run: call shoal.init() first")
-    _Current.context.check_process()
+    _Current.context.client.check_process()
     return _Current.context
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-USUAL = "sync"  # the strategy, where neither a script nor its run names one
-
 
 @dataclass(frozen=True)
 class OptimizerDefaults:

@@ -26,7 +26,8 @@ def log(
             finite is recorded, and left out of curves.
 
     Raises:
-        UsageError: this process has not joined a run (`shoal.init`), or has left it.
+        UsageError: this process has not joined a run (`shoal.init`), has left it, or is a fork of
+            one that has joined.
         InvalidValue: a value that is no number, a step that is no whole number from 0 on, or a name
             that is empty, has more than 200 characters, or is one of t, step, rank, node, kind and
             group, which every event has. Nothing of the call is recorded then.

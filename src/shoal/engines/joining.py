@@ -91,7 +91,7 @@ def init(
     refuse_while_importing("shoal.init()")
     known = joined()
     if known is not None:
-        known.check_process()
+        known.client.check_process()
         return known
     env: Mapping[str, str] = os.environ
     address = scheduler or env.get("SHOAL_SCHEDULER", "")

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from shoal.client.defaults import USUAL
 from shoal.engines.options import (
     FaultTolerantRun,
     OptimizerOptions,
@@ -26,7 +25,7 @@ from shoal.jobs.trust import check_run, code_of, names_code, told
 from shoal.registry import unknown
 from shoal.storage.files import FORMAT, FORMAT_KEY, check_format, naming, open_file, read_whole
 from shoal.storage.run_folder import RunFolder
-from shoal.strategies import StrategyOptions, strategies
+from shoal.strategies import USUAL, StrategyOptions, strategies
 from shoal.tables.spec import Access, Options
 
 T = TypeVar("T")
@@ -56,7 +55,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     layers: Annotated[list[Layer], option("Model", "the model as torch.nn layers, shapes inferred")] = []  # noqa: RUF012
     init: Annotated[str, option("Model", "file of initial weights, .safetensors")] = ""
     dtype: Annotated[Literal["float32", "float64"], option("Model", "type of the parameters")] = "float32"
-    strategy: StrategyName = "sync"
+    strategy: StrategyName = USUAL
     set: Settings = {}  # noqa: RUF012
     staleness: Staleness = 0
     apply_at: Annotated[Literal["arrival", "round_end"], option("Training", "when servers apply a push; ssp")] = "arrival"

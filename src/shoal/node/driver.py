@@ -121,13 +121,22 @@ class Driver:
         """
         self._lock, self._turnstile = threading.Lock(), threading.Lock()  # others may have had them
         self.closed = self.node.stopped = True
-        self.node.error = of_a_fork(self.machine.session.name, self._process)
+        self.node.error = UsageError(
+            f"this process is a fork of {self.machine.session.name} (process {self._process}), "
+            "which alone can use its part in the run: call the client in that process, and hand "
+            "its results to the fork"
+        )
         self._fail_all(self.node.error)
         self.due.clear()
 
+    @property
+    def in_fork(self) -> bool:
+        """Whether this is a fork of the process that has made this driver."""
+        return os.getpid() != self._process
+
     def close(self) -> None:
         """Send the outbox and disconnect; in a fork of the process, leave both to the parent."""
-        if os.getpid() != self._process:
+        if self.in_fork:
             return
         self.closed = True
         with self.own():
@@ -323,14 +332,6 @@ def _disown_all() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_all)
-
-
-def of_a_fork(name: str, process: int) -> UsageError:
-    """The error of what a fork of a worker's process asks for."""
-    return UsageError(
-        f"this process is a fork of {name} (process {process}), which alone can use its part in "
-        "the run: call the client in that process, and hand its results to the fork"
-    )
 
 
 def _shown(waiting: list[tuple[str, str]]) -> str:

@@ -3,7 +3,14 @@
 `Client.drive` runs a strategy on a cluster; `shoal.simulation` interleaves thousands of them.
 """
 
-from shoal.strategies.base import Model, StepResult, Strategy, StrategyOptions, strategies
+from shoal.strategies.base import (
+    USUAL,
+    Model,
+    StepResult,
+    Strategy,
+    StrategyOptions,
+    strategies,
+)
 from shoal.strategies.loop import leased_program, train_program
 
 from . import (  # noqa: F401  (they register themselves)
@@ -18,6 +25,7 @@ from . import (  # noqa: F401  (they register themselves)
 )
 
 __all__ = [
+    "USUAL",
     "Model",
     "StepResult",
     "Strategy",

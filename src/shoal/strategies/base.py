@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Program = Generator[Any, Any, Any]
 Numbers = Mapping[str, tuple[int, ...]]  # by buffer, numbers of parameters
+USUAL = "sync"  # the strategy, where none is named
 NONE: Numbers = MappingProxyType({})
 WIRE_TAIL = 5  # elements behind the gradients of a buffer, for what travels along
 

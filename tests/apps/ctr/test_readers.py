@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from shoal.apps.ctr.sources import Source, batch_of, check_trainable, to_predict
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.errors import DataCorrupt
+from tests.apps.ctr.reading import rows_of
 
 ROWS = [
     (1, {5: 1, 7: 0.5, 49: 2}),
@@ -64,17 +65,6 @@ def file_of(folder, content, name="rows.libsvm"):
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
-
-
-def rows_of(batches):
-    """[(label, {key: value})] of all batches."""
-    rows = []
-    for batch in batches:
-        ends = [*batch.offsets[1:], len(batch.keys)]
-        for label, start, stop in zip(batch.labels, batch.offsets, ends, strict=True):
-            pairs = zip(batch.keys[start:stop].tolist(), batch.values[start:stop], strict=True)
-            rows.append((int(label), dict(pairs)))
-    return rows
 
 
 @pytest.mark.parametrize("name", READ)

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.client.defaults import USUAL, OptimizerDefaults
+from shoal.client.defaults import OptimizerDefaults
 from shoal.errors import InvalidValue, UsageError
 from shoal.registry import unknown
-from shoal.strategies import Strategy, strategies
+from shoal.strategies import USUAL, Strategy, strategies
 
 log = logging.getLogger("shoal")
 

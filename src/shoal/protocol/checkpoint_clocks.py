@@ -44,6 +44,15 @@ class CheckpointClocks:
         regular = clock // self._every * self._every if self._every else 0
         return max(regular, *(each for each in self._named if each <= clock), 0)
 
+    def due_by(self, clock: int) -> int:
+        """Return the clock up to which checkpoints are due when all rounds below `clock` are closed.
+
+        A group whose last worker has gone has closed all rounds: the checkpoints that views have
+        promised are due, although no worker has come to their clocks. Of regular clocks there is no
+        last one.
+        """
+        return clock if clock < FOREVER else max(self._named, default=0)
+
     def skip_to(self, clock: int) -> int:
         """Return the clock after which at most `AT_ONCE` checkpoint clocks are at or below `clock`.
 

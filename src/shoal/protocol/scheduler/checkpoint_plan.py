@@ -19,7 +19,8 @@ from shoal.protocol.messages import (
 from shoal.protocol.views import FOREVER, Member, NodeId, View
 
 AHEAD = 4  # clocks beyond the latest that servers have seen: workers may be further
-KEPT = 16  # checkpoint clocks in a view: the latest
+KEPT = 16  # checkpoint clocks in a view that all workers have reached: the latest
+NAMED_MAX = 1 << 10  # checkpoint clocks in a view
 PAUSE_MOST = 8  # times the interval, between two attempts to name a clock
 KEPT_ANSWERS = 64  # to requests that may come again
 
@@ -32,7 +33,8 @@ def marked(view: View, promises: Sequence[Frozen], wanted: int = 0) -> tuple[int
     """Return the view's checkpoint clocks, and a new one beyond all that servers have seen.
 
     No clock is added before the slowest worker has passed the last one, unless a request needs a
-    later clock than that.
+    later clock than that. A clock that workers still have to reach stays in the view: it is
+    promised. A full view gets no more.
 
     view:      the view that is being made
     promises:  the promises of the servers, which are frozen until they have the view
@@ -47,12 +49,26 @@ def marked(view: View, promises: Sequence[Frozen], wanted: int = 0) -> tuple[int
     last = view.checkpoint_clocks[-1] if view.checkpoint_clocks else 0
     if last > min(clocks.values(), default=0) and last >= wanted:
         return view.checkpoint_clocks
+    at_work = [m.incarnation for m in view.workers if not m.group]
+    slowest = min((clocks.get(each, 0) for each in at_work), default=0)
+    kept = _unreached(view.checkpoint_clocks, 0 if slowest >= FOREVER else slowest)
+    if len(kept) == NAMED_MAX:
+        return view.checkpoint_clocks
     groups = [each.standing("") for each in promises]
     opened = [each.open_round for each in groups]
     seen = max((at for at in (*clocks.values(), *opened) if at < FOREVER), default=0)
     applied = max((max(each.replayed, each.closed) for each in groups), default=0)
     wanted = min(wanted, seen + WINDOW)  # no worker is further ahead of its servers
-    return (*view.checkpoint_clocks, max(seen, applied, wanted) + AHEAD)[-KEPT:]
+    return (*kept, max(seen, applied, wanted) + AHEAD)
+
+
+def _unreached(clocks: tuple[int, ...], slowest: int) -> tuple[int, ...]:
+    """Return the clocks beyond the slowest worker's, after the latest `KEPT` - 1 up to it.
+
+    A server that is behind in its chain may still have to take those.
+    """
+    reached = sum(clock <= slowest for clock in clocks)
+    return clocks[max(0, reached - KEPT + 1) :]
 
 
 class CheckpointPlan:
@@ -129,6 +145,10 @@ class CheckpointPlan:
         else:
             self._for_nothing = 1
         self._due = False
+        if clocks and clocks[-1] < wanted:
+            why = f"{len(clocks)} checkpoints are planned that a worker has not come to; ask later"
+            for asked in list(self._requests):
+                self._close(asked, CheckpointRefused(asked[1], why), out)
         folders = tuple(sorted({(server.host, promise.folder) for server, promise in promises}))
         self._requests = dict.fromkeys(self._requests, (clocks[-1], folders))
         return msgspec.structs.replace(view, checkpoint_clocks=clocks)

@@ -27,7 +27,7 @@ from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Operation
 from shoal.protocol.server.shard_store import ShardStore
-from shoal.protocol.views import FOREVER, View
+from shoal.protocol.views import View
 from shoal.tables.spec import TableSpec
 
 CHAIN_MAX = 16  # a file with all rows, and the files of changed rows that build on it
@@ -91,6 +91,18 @@ class Checkpointer:
         """Return whether a push of `clock` has to wait for a checkpoint clock."""
         return self.checkpoint_clock(spec, clock) > self._clocks.of(spec.group).closed
 
+    def is_due(self, replica: Replica) -> bool:
+        """Return whether a checkpoint of a shard is to be taken before its rows change.
+
+        Its turn comes in the handler that is suspended.
+        """
+        if not self.active or replica.group:
+            return False
+        reached = self._chains.reached(replica, self._clocks.of("").closed)
+        clock = self._checkpoint_clocks.due_by(reached)
+        taken = max(self._taken.get(replica.number, 0), self._checkpoint_clocks.skip_to(clock))
+        return self._checkpoint_clocks.following(taken) <= clock
+
     def before_operation(self, operation: Operation, replicas: list[Replica], out: Effects) -> None:
         """Take the checkpoints that must not contain an operation, before it changes any rows.
 
@@ -119,9 +131,9 @@ class Checkpointer:
         To be called before the shard changes. If later rounds are applied already, the former tail
         has taken the checkpoint, or no server has.
         """
-        if not self.active or replica.group or clock >= FOREVER:
+        if not self.active or replica.group:
             return
-        number = replica.number
+        number, clock = replica.number, self._checkpoint_clocks.due_by(clock)
         skipped = self._checkpoint_clocks.skip_to(clock)
         self._taken[number] = max(self._taken.get(number, 0), skipped)
         while (due := self._checkpoint_clocks.following(self._taken[number])) <= clock:

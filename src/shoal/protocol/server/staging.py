@@ -202,12 +202,16 @@ class RequestStaging:
     def land(self, payload: Sink) -> bool:
         """Apply the fragment that has just come in, unless it was applied before.
 
-        Return False if it must not be applied: the view has changed, or a duplicate of the request
-        came first.
+        Return False if it must not be applied: the view has changed, a duplicate of the request
+        came first, or a checkpoint must not contain it that is not taken yet.
         """
         admitted: AdmittedRequest = payload.context
         request, log = admitted.request, admitted.log
         if payload.revoked or not self._admission.still_fresh(request, log, admitted.view):
+            return False
+        named = [self._replicas[number] for number, _, _ in admitted.footprint.pushes]
+        if any(map(self._checkpointer.is_due, named)):
+            payload.revoke()  # it is sent again
             return False
         self.guard.recall()
         number = payload.landed - 1

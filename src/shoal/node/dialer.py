@@ -136,6 +136,11 @@ class Dialer:
         if to in self._peers:
             self._peers[to].waiting.detach()
 
+    def forget(self, to: NodeId) -> None:
+        """Have no messages to a peer any more."""
+        if to in self._peers:
+            self._peers[to].waiting.take()
+
     @property
     def busy(self) -> bool:
         """Whether messages wait for a peer."""

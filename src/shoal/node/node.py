@@ -355,7 +355,9 @@ class Node:
 
     def _hang_up(self, to: NodeId) -> None:
         connection = self._peers.get(to)
-        if connection is not None and connection.backlog:
+        if connection is None:
+            self._dialer.forget(to)
+        elif connection.backlog:
             self._drop(connection)
 
     def _send(self, effect: Send) -> None:

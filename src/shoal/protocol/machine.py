@@ -211,7 +211,10 @@ class AwaitRoom(msgspec.Struct, frozen=True):
 
 
 class HangUp(msgspec.Struct, frozen=True):
-    """Close the connection to a node that has left: it reads nothing more."""
+    """Close the connection to a node that has left, if it has not read all that was sent to it.
+
+    It gets no more of that: buffers that were lent for it belong to their owners again.
+    """
 
     to: NodeId
 

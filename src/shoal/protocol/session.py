@@ -23,7 +23,7 @@ from shoal.errors import (
     RunAborted,
     ShoalError,
 )
-from shoal.protocol.machine import Effects, Note, Outcome, Resolve, Send, Stop
+from shoal.protocol.machine import Effects, HangUp, Note, Outcome, Resolve, Send, Stop
 from shoal.protocol.messages import (
     SCHEDULER,
     Abort,
@@ -62,7 +62,7 @@ from shoal.protocol.requests import (
     SaveCheckpoint,
     TakeLease,
 )
-from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId, name_of
+from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId, gone, name_of
 from shoal.tables.spec import TableSpec
 
 
@@ -349,7 +349,11 @@ class Session:
             out.append(Send(SCHEDULER, Heartbeat(self.incarnation, self.view_id)))
 
     def adopt(self, view: View, out: Effects) -> View | None:
-        """Adopt a view; returns it, unless it is not newer or is without this member."""
+        """Adopt a view; returns it, unless it is not newer or is without this member.
+
+        A node that is not in it may still be there, in the view before. What is under way to it
+        must not be read any more: its memory is given back because of the new view.
+        """
         if view.id <= self.view_id:
             return None
         mine = view.member(self.me)
@@ -360,6 +364,8 @@ class Session:
             reason = f"view {view.term}.{view.number} ({view.reason}) is without this {self.name}"
             self.stop(out, RunAborted(f"{reason}: {START_AGAIN}"))
             return None
+        if self.view is not None:
+            out.extend(HangUp(node) for node in gone(self.view, view))
         self.incarnation, self.rank = mine.incarnation, mine.rank
         self._tables = view.tables
         self.view, self.view_id = seen_from(view, self.options.namespace), view.id

@@ -184,3 +184,13 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     def named(self, table: str) -> int | None:
         """The number of the table of that name."""
         return next((i for i, spec in enumerate(self.tables) if spec.name == table), None)
+
+
+def gone(before: View, view: View) -> list[NodeId]:
+    """The nodes of the members of a view that are not in the next one, or there as another self."""
+    here = {(member.id, member.incarnation) for member in (*view.servers, *view.workers)}
+    return [
+        member.id
+        for member in (*before.servers, *before.workers)
+        if (member.id, member.incarnation) not in here
+    ]

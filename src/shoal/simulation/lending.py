@@ -16,6 +16,8 @@ class Envelope(msgspec.Struct, eq=False):
     """A message in flight.
 
     breaks:  how often the connection had broken when the message was sent
+    sent:    the payload as it was sent
+    changed: whether its receiver has read anything else of it
     """
 
     source: NodeId
@@ -24,6 +26,17 @@ class Envelope(msgspec.Struct, eq=False):
     buffers: Buffers
     nbytes: int
     breaks: int
+    sent: bytes = b""
+    changed: bool = False
+
+    def __post_init__(self) -> None:
+        self.sent = self.payload()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return bytes of the payload as they are now."""
+        found = self.payload()[start:stop]
+        self.changed = self.changed or found != self.sent[start:stop]
+        return found
 
     def detach(self) -> None:
         """Copy the buffers, which belong to the sender again."""
@@ -59,6 +72,14 @@ class Lending:
         for envelope in [each for each in self._lent.get(source, ()) if each.target == target]:
             envelope.detach()
             self.arrived(envelope)
+
+    def lends(self, source: NodeId, target: NodeId) -> bool:
+        """Return whether a message of a node to another one is under way with its buffers."""
+        return any(each.target == target for each in self._lent.get(source, ()))
+
+    def gives_up(self, source: NodeId, target: NodeId) -> None:
+        """The messages of a node to another one are lost."""
+        self._lent[source] = [each for each in self._lent[source] if each.target != target]
 
     def died(self, source: NodeId) -> None:
         """A process has ended: its kernel sends what it has of messages that are not sent."""

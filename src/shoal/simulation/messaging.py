@@ -11,6 +11,7 @@ from shoal.protocol.machine import Discard, Event, PeerLost, Received, Send, Sin
 from shoal.protocol.messages import Message
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.views import NodeId
+from shoal.simulation.checkers.payloads import changed_payload, evidence
 from shoal.simulation.connections import Connections
 from shoal.simulation.lending import Envelope, Lending
 from shoal.simulation.network import Network
@@ -72,6 +73,16 @@ class Messaging:
     def detach(self, source: NodeId, target: NodeId) -> None:
         """Copy the buffers of a node's messages to another one that have not arrived."""
         self._lending.detach(source, target)
+
+    def hang_up(self, source: NodeId, target: NodeId) -> None:
+        """Close a node's connection to another one, if that has not read all that it was sent."""
+        host = self._host
+        if self._lending.lends(source, target):
+            self.broke(source, target)
+            self._lending.gives_up(source, target)
+            host.coverage["hung up"] += 1
+            for node, peer in ((source, target), (target, source)):
+                host.at(host.now, partial(host.handle, host.nodes[node], PeerLost(peer)))
 
     # ------------------------------------------------------------------ messages
 
@@ -156,9 +167,19 @@ class Messaging:
         self._pour(sim, envelope, message, sink, first, envelope.nbytes)
         self._lending.arrived(envelope)
         if not sink.by_view or sink.revoked:
-            host.handle_now(sim, Received(source, message, sink))
+            self._come_in(sim, envelope, message, sink)
         for each in behind:
             host.at(host.now, partial(self._arrive, each))
+
+    def _come_in(self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink) -> None:
+        """Have a node handle a payload, or a part of one. What was lent has not changed if it does.
+
+        The receiver may leave a payload that has: of a view that is over, or seen before.
+        """
+        before = evidence(sim.machine, envelope.source, message)
+        self._host.handle_now(sim, Received(envelope.source, message, sink))
+        if envelope.changed and evidence(sim.machine, envelope.source, message) != before:
+            raise changed_payload(envelope.source, envelope.target, message)
 
     def _pour(
         self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, start: int, stop: int
@@ -168,10 +189,10 @@ class Messaging:
         for view in list(sink.views):
             first, last = max(start, edge), min(stop, edge + view.nbytes)
             if first < last and not sink.revoked:
-                view[first - edge : last - edge] = envelope.payload()[first:last]
+                view[first - edge : last - edge] = envelope.read(first, last)
                 if sink.by_view and last == edge + view.nbytes:
                     sink.landed += 1
-                    self._host.handle_now(sim, Received(envelope.source, message, sink))
+                    self._come_in(sim, envelope, message, sink)
             edge += view.nbytes
 
     def _hit(self, faults: list[str], message: Message) -> None:

@@ -24,6 +24,7 @@ from shoal.protocol.machine import (
     Detach,
     Effects,
     Event,
+    HangUp,
     HasRoom,
     Machine,
     Note,
@@ -245,6 +246,8 @@ class World:
                         return True
                 case Detach(to):
                     self._messaging.detach(sim.node, to)
+                case HangUp(to):
+                    self._messaging.hang_up(sim.node, to)
                 case Save() if self.now < sim.disk.full_until:
                     self.on_left_out(sim.node)
                 case Save():

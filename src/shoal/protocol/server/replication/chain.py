@@ -304,6 +304,11 @@ class Chains:
         incoming = self._incoming.get(sender)
         return incoming.expected if incoming is not None else 0
 
+    def taken(self, sender: NodeId) -> int:
+        """Return how many messages of the server before this one were taken, early ones too."""
+        incoming = self._incoming.get(sender)
+        return incoming.expected + len(incoming.early) if incoming is not None else 0
+
     def problem_of(self, sender: NodeId, message: Replicate | ReplicateAck | StateChunk) -> str:
         """Return why no server of this view sends a message; empty if one may."""
         if sender not in self._servers:

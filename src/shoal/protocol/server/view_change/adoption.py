@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shoal.errors import ProcessDied, ShoalError
 from shoal.protocol.consistency import Clocks
-from shoal.protocol.machine import CopyOnWriteGuard, Effects, HangUp, Send
+from shoal.protocol.machine import CopyOnWriteGuard, Effects, Send
 from shoal.protocol.messages import SCHEDULER, Freeze, Frozen, NewView, RefuseView, ViewRefused
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.checkpointing import Checkpointer
@@ -150,7 +150,6 @@ class ViewAdoption:
         here = {member.id for member in view.workers}
         for gone in [m.id for m in self._workers.values() if m.id not in here]:
             self._wait_queue.forget(gone)
-            out.append(HangUp(gone))
         self._workers.clear()
         self._workers.update((m.incarnation, m) for m in view.workers)
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}

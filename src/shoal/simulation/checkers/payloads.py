@@ -1,0 +1,38 @@
+"""`payload`: what a machine uses of a payload is what was sent.
+
+Buffers are lent to a message until it has arrived. Whoever takes them back earlier has to detach
+them, or to close the connection: else the message brings whatever they hold later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from shoal.protocol.machine import Machine
+from shoal.protocol.messages import Message, Replicate, Reply, Request, StateChunk
+from shoal.protocol.messages.describing import describe
+from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.views import NodeId
+from shoal.protocol.worker.machine import WorkerMachine
+from shoal.simulation.checkers.history import Violation, violated
+
+
+def evidence(machine: Machine, sender: NodeId, message: Message) -> Hashable:
+    """Return what changes in a machine when it uses a payload; None if nothing tells."""
+    if isinstance(machine, WorkerMachine):
+        return machine.bytes_pulled if isinstance(message, Reply) else None
+    if not isinstance(machine, ServerMachine):
+        return None
+    if isinstance(message, Replicate | StateChunk):
+        return machine.session.view_id, machine.replication.chains.taken(sender)
+    log = machine.admission.logs.get(sender)
+    if log is None or not isinstance(message, Request):
+        return None
+    code = log.outcomes.get(message.seq)
+    used = code if code in ("applied", "accepted", "waiting") else None
+    return used, len(log.parts.get(message.seq, ()))
+
+
+def changed_payload(sender: NodeId, to: NodeId, message: Message) -> Violation:
+    """Return the violation of a node that has used a payload which changed on its way."""
+    return violated("payload", f"{to} uses {describe(message)} of {sender}, which has changed")

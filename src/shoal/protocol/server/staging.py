@@ -189,12 +189,14 @@ class RequestStaging:
         """Return whether to apply a push while it comes in.
 
         Not where it waits for a checkpoint clock, where other servers have to get it whole, or
-        where parts of it may be in the rows.
+        where it was here before: it is looked at again when it is here, and parts of it may be in
+        the rows.
         """
         replicas = [self._replicas[number] for number, _, _ in footprint.pushes]
         return (
             not request.assign
             and request.seq not in log.parts
+            and request.seq not in log.outcomes
             and all(replica.alone for replica in replicas)
             and not any(self._checkpointer.holds(r.shard.spec, request.clock) for r in replicas)
         )

@@ -5,6 +5,7 @@ import pytest
 from shoal.errors import JoinRefused, JoinTimeout, RunAborted
 from shoal.protocol.machine import Resolve, Send, Stop
 from shoal.protocol.messages import (
+    SCHEDULER,
     Abort,
     BarrierArrival,
     BarrierReleased,
@@ -19,7 +20,8 @@ from shoal.protocol.messages import (
     NotJoined,
 )
 from shoal.protocol.requests import AbortRun, Cancel, FinishWork
-from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.session import Session
+from shoal.protocol.session_options import SessionOptions
 
 OPTIONS = SessionOptions(join_timeout_s=10, heartbeat_s=1, resend_s=0.5, silence_s=20, farewell_s=5)
 
@@ -227,12 +229,22 @@ def test_a_cancelled_finish_is_not_repeated(joined):
 
 
 def test_a_finish_without_an_answer_resolves_after_the_farewell_time(joined):
-    """A scheduler that has ended the run does not answer any more."""
+    """A scheduler that has ended the run does not answer any more, and its connection is closed."""
     joined.session.asked(1, FinishWork(), 0, 0.0, [])
+    joined.session.peer_lost(SCHEDULER, 0.0)
     joined.tick(4.9)
     assert joined.resolved == {}
     joined.tick(5.0)
     assert joined.resolved == {1: None}
+
+
+def test_a_finish_waits_for_a_scheduler_that_stands_still(joined):
+    """It would take this worker for dead, or end the run without having asked the servers."""
+    joined.session.asked(1, FinishWork(), 0, 0.0, [])
+    joined.wait(19.9)
+    assert joined.resolved == {}
+    joined.wait(20.0)
+    assert "has not answered" in str(joined.resolved[1])
 
 
 def test_an_end_with_an_error_is_confirmed_and_fails_waiting_requests(joined):

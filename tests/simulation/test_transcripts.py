@@ -24,7 +24,8 @@ from shoal.protocol.requests import (
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.session import Session
+from shoal.protocol.session_options import SessionOptions
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
 from shoal.simulation.network import NetworkOptions

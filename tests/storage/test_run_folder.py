@@ -8,7 +8,8 @@ import pytest
 from shoal.engines.cluster import cluster_here
 from shoal.engines.options import ServerRole
 from shoal.engines.roles import _checkpoint_writer
-from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.session import Session
+from shoal.protocol.session_options import SessionOptions
 from shoal.storage.run_folder import RunFolder
 
 

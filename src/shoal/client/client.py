@@ -32,7 +32,8 @@ from shoal.protocol.requests import (
     Start,
     Wait,
 )
-from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.session import Session
+from shoal.protocol.session_options import SessionOptions
 from shoal.protocol.worker.options import WorkerOptions
 from shoal.tables.opening import checked
 from shoal.tables.spec import TableSpec

@@ -37,7 +37,8 @@ from shoal.protocol.scheduler.journal import (
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.scheduler.leases.log import LedgerBegun
 from shoal.protocol.scheduler.machine import SchedulerMachine
-from shoal.protocol.session import Session, SessionOptions
+from shoal.protocol.session import Session
+from shoal.protocol.session_options import SessionOptions
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import make_folder
 from shoal.storage.journal import Journal

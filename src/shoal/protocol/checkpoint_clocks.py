@@ -45,7 +45,7 @@ class CheckpointClocks:
         return max(regular, *(each for each in self._named if each <= clock), 0)
 
     def due_by(self, clock: int) -> int:
-        """Return the clock up to which checkpoints are due when all rounds below `clock` are closed.
+        """Return the clock up to which checkpoints are due once rounds below `clock` are closed.
 
         A group whose last worker has gone has closed all rounds: the checkpoints that views have
         promised are due, although no worker has come to their clocks. Of regular clocks there is no

@@ -32,6 +32,7 @@ from shoal.protocol.messages import (
     CheckpointPlanned,
     CheckpointRefused,
     CheckpointRequest,
+    ConfirmRows,
     Declare,
     End,
     Finish,
@@ -49,6 +50,7 @@ from shoal.protocol.messages import (
     NotDeclared,
     NotJoined,
     NotLeased,
+    RowsConfirmed,
 )
 from shoal.protocol.namespaces import qualified, seen_from
 from shoal.protocol.questions import Questions
@@ -62,40 +64,9 @@ from shoal.protocol.requests import (
     SaveCheckpoint,
     TakeLease,
 )
+from shoal.protocol.session_options import SessionOptions
 from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId, gone, name_of
 from shoal.tables.spec import TableSpec
-
-
-class SessionOptions(msgspec.Struct, frozen=True):
-    """Options of a session.
-
-    Attributes:
-        join_timeout_s: seconds to wait for the first view.
-        heartbeat_s: seconds between heartbeats.
-        resend_s: seconds between repetitions of an unanswered question to the scheduler.
-        silence_s: seconds without any answer from the scheduler until the member gives up.
-        farewell_s: the same when only the end of the member's work is unanswered, because a
-            scheduler that has ended the run does not answer.
-        recall_s: seconds between heartbeats after the connection to the scheduler broke.
-        thaw_s: the same until a frozen server asks the others to continue without a new view.
-        group: worker group; "" is the first group.
-        group_size: workers that make an attached group complete.
-        namespace: prefix of the worker's table names.
-        memory: bytes that a server has for its tables; 0 if there is no limit.
-    """
-
-    join_timeout_s: float = 60.0
-    heartbeat_s: float = 1.0
-    resend_s: float = 0.5
-    silence_s: float = 120.0
-    farewell_s: float = 5.0
-    recall_s: float = 0.1
-    thaw_s: float = 3.0
-    group: str = ""
-    group_size: int = 1
-    namespace: str = ""
-    memory: int = 0
-
 
 HELD_UP_S = 0.5  # lateness of a machine's own timer: its process was not running
 START_AGAIN = "it was declared dead; start it again so that it joins anew"
@@ -264,7 +235,7 @@ class Session:
             error = RunAborted(f"the scheduler has not answered for {self.options.silence_s:g} s")
             self.stop(out, error)
             return
-        if "finish" in self._questions and now >= self._heard_at + self.options.farewell_s:
+        if now >= self._farewell_at:
             self.answered("finish", out)
         if now >= self._again_at:
             if self.view is None:
@@ -280,6 +251,12 @@ class Session:
     def silent_since(self) -> float:
         """The scheduler's last message, later by the time that this process did not run since."""
         return self._heard_at + self._held_up_s
+
+    @property
+    def _farewell_at(self) -> float:
+        """When the end of this member's work needs no answer any more."""
+        gone = self.cut_off and "finish" in self._questions
+        return self._heard_at + self.options.farewell_s if gone else inf
 
     @property
     def _pause(self) -> float:
@@ -300,8 +277,7 @@ class Session:
             return inf
         given_up_at = self.silent_since + self.options.silence_s
         limit = self._join_by if self.view is None else given_up_at
-        ends = self._heard_at + self.options.farewell_s if "finish" in self._questions else inf
-        return min(limit, self._again_at, self._questions.wakes_at(), ends)
+        return min(limit, self._again_at, self._questions.wakes_at(), self._farewell_at)
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
         """Handle a message of the scheduler; returns the new view if it brought one."""
@@ -333,6 +309,8 @@ class Session:
                 self.answered(f"checkpoint {number}", out, Outcome(error=Refused(reason)))
             case Finished():
                 self.answered("finish", out)
+            case ConfirmRows(number):
+                out.append(Send(SCHEDULER, RowsConfirmed(self.incarnation, number)))
             case End(error, kind):
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
                 self.stop(out, _ENDS[kind](error) if error else None)

@@ -70,6 +70,8 @@ EXAMPLES: list[m.Message] = [
     m.NotLeased("others have other data"),
     m.Finish(7),
     m.Finished(),
+    m.ConfirmRows(3),
+    m.RowsConfirmed(7, 3),
     m.End(),
     m.End("a worker aborted"),
     m.End("server-1 died with the last replica of w[0:9)", "lost"),

@@ -28,6 +28,7 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages import (
     SCHEDULER,
+    ConfirmRows,
     Frozen,
     GroupProgress,
     Heartbeat,
@@ -36,6 +37,7 @@ from shoal.protocol.messages import (
     NewView,
     Reply,
     Request,
+    RowsConfirmed,
     ShardsOpened,
     StatusReply,
     StatusRequest,
@@ -272,6 +274,15 @@ class SchedulerRig(Rig[SchedulerMachine]):
             effects, server = self.effects, self.machine.members.servers()[0]
             self.receive(server, Heartbeat(self.incarnation(server), offered.id))
             self.effects = effects + self.effects
+
+    def confirm(self) -> None:
+        """Every server answers that it holds its rows; `effects` has those of the question, too."""
+        effects = self.effects
+        for node, asked in self.told(ConfirmRows).items():
+            effects = effects + self.receive(
+                node, RowsConfirmed(self.incarnation(node), asked.number)
+            )
+        self.effects = effects
 
     def told(self, kind: type) -> Mapping[NodeId, Any]:
         """The message of that kind that each node was sent."""

@@ -48,6 +48,7 @@ def test_a_restarted_scheduler_keeps_barriers_and_finished_workers(started):
     again.receive("worker-1", BarrierArrival(3, "epoch", 0, ("workers",)))
     assert BarrierReleased("epoch", 0) in again.sent()
     again.receive("worker-1", Finish(3))
+    again.confirm()
     assert End("") in again.sent()
 
 

@@ -96,6 +96,7 @@ def test_a_finished_group_leaves_the_view_and_the_run_goes_on(attached):
     assert [member.name for member in attached.view.workers] == ["eval/worker-0"]
     assert list(attached.told(NewView)) == ["server-0", "guest-0"]
     attached.receive("guest-0", Finish(attached.incarnation("guest-0")))
+    attached.confirm()
     assert attached.told(End)["server-0"] == End()
 
 
@@ -164,6 +165,7 @@ def test_a_run_ends_without_waiting_for_an_incomplete_group(attached):
         attached.receive(node, Finish(attached.incarnation(node)))
         if attached.machine._views._proposal is not None:
             attached.promise()
+    attached.confirm()
     assert attached.machine.ended
     assert attached.told(End)["guest-1"] == End()
 

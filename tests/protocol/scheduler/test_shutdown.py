@@ -1,8 +1,20 @@
-"""The end of a run: everybody is told, until they have confirmed it."""
+"""The end of a run: servers show that they have the rows, and everybody is told of the end."""
 
 import pytest
 
-from shoal.protocol.messages import End, Finish, Finished
+from shoal.protocol.messages import (
+    ConfirmRows,
+    DeathReport,
+    Declare,
+    End,
+    Finish,
+    Finished,
+    Heartbeat,
+    Join,
+    NotJoined,
+    RowsConfirmed,
+)
+from shoal.tables.spec import TableSpec
 
 
 @pytest.fixture
@@ -13,10 +25,16 @@ def cluster(rigs):
     return rig
 
 
+def finish(rig, *incarnations):
+    for incarnation in incarnations:
+        rig.receive(f"worker-{incarnation - 2}", Finish(incarnation))
+
+
 def test_the_run_ends_when_all_workers_have_finished(cluster):
-    cluster.receive("worker-0", Finish(2))
+    finish(cluster, 2)
     assert cluster.sent() == [Finished()]
-    cluster.receive("worker-1", Finish(3))
+    finish(cluster, 3)
+    cluster.confirm()
     assert cluster.told(End) == {"server-0": End("")}
     cluster.at(0.25)
     assert cluster.told(End) == {"server-0": End("")}  # until it is confirmed
@@ -25,7 +43,74 @@ def test_the_run_ends_when_all_workers_have_finished(cluster):
 
 
 def test_a_scheduler_whose_end_is_not_confirmed_stops_after_lingering(cluster):
-    for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
-        cluster.receive(node, Finish(incarnation))
+    finish(cluster, 2, 3)
+    cluster.confirm()
     cluster.at(2.0)
     assert cluster.stop.error is None
+
+
+def test_a_run_without_servers_ends_at_once(rigs):
+    rig = rigs.SchedulerRig(servers=0)
+    rig.join("worker-0", "worker-1")
+    rig.receive("worker-0", Finish(1))
+    rig.receive("worker-1", Finish(2))
+    assert rig.machine.ended
+
+
+def test_the_run_ends_well_only_when_each_server_has_answered_since(cluster):
+    finish(cluster, 2, 3)
+    assert cluster.told(ConfirmRows) == {"server-0": ConfirmRows(1)}
+    cluster.receive("server-0", Heartbeat(1, cluster.view.id))  # it may have waited to be read
+    cluster.receive("server-0", RowsConfirmed(1, 0))  # of an earlier scheduler's question
+    assert not cluster.machine.ended
+    cluster.at(0.25)
+    assert cluster.told(ConfirmRows) == {"server-0": ConfirmRows(1)}
+    cluster.receive("server-0", RowsConfirmed(1, 1))
+    assert cluster.told(End) == {"server-0": End("")}
+
+
+@pytest.mark.parametrize("how", ["silent", "exited"])
+def test_rows_that_are_lost_after_the_last_worker_has_finished_end_the_run_with_an_error(rigs, how):
+    """Seed 40626: it said "all workers have finished", and half of a table was gone."""
+    rig = rigs.SchedulerRig(servers=2)
+    for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), 10):
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+    rig.promise()
+    spec = TableSpec("w", 8, fragment_rows=4)
+    rig.receive("worker-0", Declare(rig.incarnation("worker-0"), spec))
+    rig.promise()
+    finish_all = [(f"worker-{rank}", 3 + rank) for rank in (0, 1)]
+    for node, incarnation in finish_all:
+        rig.receive(node, Finish(incarnation))
+    rig.receive("server-0", RowsConfirmed(1, 1))
+    assert not rig.machine.ended
+    if how == "exited":
+        rig.receive("engine", DeathReport("here", 11))
+    else:
+        for second in range(1, 30):
+            rig.at(second)
+            if rig.machine.ended:
+                break
+            rig.receive("server-0", Heartbeat(1, rig.view.id))
+    assert rig.machine.ended
+    assert rig.told(End)["server-0"].kind == "lost"
+    assert "w[4:8)" in rig.told(End)["server-0"].error
+
+
+def test_a_scheduler_that_restarts_asks_the_servers_anew(cluster):
+    finish(cluster, 2, 3)
+    again = cluster.restart()
+    again.at(0.0)
+    assert again.told(ConfirmRows) == {"server-0": ConfirmRows(2)}
+    again.receive("server-0", RowsConfirmed(1, 1))  # the answer to the one before
+    assert not again.machine.ended
+    again.receive("server-0", RowsConfirmed(1, 2))
+    assert again.machine.ended
+
+
+def test_nobody_joins_a_run_whose_workers_have_finished(rigs):
+    rig = rigs.SchedulerRig(elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    finish(rig, 2, 3)
+    rig.receive("worker-2", Join("worker-2", "worker", "", "here"))
+    assert rig.told(NotJoined) == {"worker-2": NotJoined("the run has ended")}

@@ -7,7 +7,7 @@ from shoal.protocol.machine import Asked, PeerLost, Received, Send, Stop, Ticked
 from shoal.protocol.messages import SCHEDULER, Heartbeat, HeartbeatSeen, Leave, LeaveRefused
 from shoal.protocol.requests import GoAway
 from shoal.protocol.server.departure import CUT_OFF_SHARE
-from shoal.protocol.session import SessionOptions
+from shoal.protocol.session_options import SessionOptions
 
 SILENT_S = SessionOptions().farewell_s
 CUT_OFF_S = SILENT_S * CUT_OFF_SHARE

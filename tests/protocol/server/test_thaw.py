@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.protocol.messages import SCHEDULER, Freeze, NewView, RefuseView, ViewRefused
-from shoal.protocol.session import SessionOptions
+from shoal.protocol.session_options import SessionOptions
 
 AWAY_S = SessionOptions().thaw_s
 VIEW, PROMISED = (1, 1), (1, 2)

@@ -47,6 +47,7 @@ from shoal.protocol.messages.membership import (
     BarrierArrival,
     BarrierReleased,
     Busy,
+    ConfirmRows,
     Declare,
     Drain,
     Drained,
@@ -72,6 +73,7 @@ from shoal.protocol.messages.membership import (
     OpenShards,
     ProcessHeartbeat,
     RefuseView,
+    RowsConfirmed,
     ShardsOpened,
     Synced,
     ViewRefused,
@@ -95,20 +97,21 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [
     "KEY_BYTES", "MESSAGES", "PROTOCOL_VERSION", "SAME", "SCHEDULER", "SIZE_BYTES", "Abort",
     "BarrierArrival", "BarrierReleased", "Body", "Busy", "Challenge", "CheckpointPlanned",
-    "CheckpointRefused", "CheckpointRequest", "Code", "Computing", "DeathReport", "DeathReportSeen",
-    "Declare", "Denied", "Drain", "Drained", "End", "Finish", "Finished", "Freeze", "Frozen",
-    "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello", "Join", "Joined", "Lease",
+    "CheckpointRefused", "CheckpointRequest", "Code", "Computing", "ConfirmRows", "DeathReport",
+    "DeathReportSeen", "Declare", "Denied", "Drain", "Drained", "End", "Finish", "Finished",
+    "Freeze", "Frozen", "Group", "GroupProgress", "Heartbeat", "HeartbeatSeen", "Hello", "Join", "Joined", "Lease",
     "Leased", "Leave", "LeaveRefused", "Malformed", "Message", "MissingPieces",
     "NeighbourAck", "NeighbourPiece", "NeighbourProbe", "NewView", "NotDeclared", "NotJoined",
     "NotLeased", "Nudge", "OpenShards", "Part", "Piece", "PieceProbe", "Probe",
     "ProcessHeartbeat", "RefuseView",
-    "ReplicaHistory", "Replicate", "ReplicateAck", "Reply", "Request", "SeenRequests",
+    "ReplicaHistory", "Replicate", "ReplicateAck", "Reply", "Request", "RowsConfirmed",
+    "SeenRequests",
     "ShardsOpened", "StateChunk", "StatusReply", "StatusRequest", "SumAck", "Synced", "ViewRefused",
     "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
 ]  # fmt: skip
@@ -121,7 +124,7 @@ Message = (
     | StatusRequest | StatusReply | DeathReport | DeathReportSeen
     | CheckpointRequest | CheckpointPlanned | CheckpointRefused
     | Declare | NotDeclared | BarrierArrival | BarrierReleased | Lease | Leased | NotLeased
-    | Finish | Finished | End | Abort
+    | Finish | Finished | ConfirmRows | RowsConfirmed | End | Abort
     | Request | Reply | Probe | Nudge | Computing | Replicate | ReplicateAck | StateChunk
     | Piece | PieceProbe | MissingPieces | SumAck | WorkerLeft
     | NeighbourPiece | NeighbourProbe | NeighbourAck | Malformed

@@ -329,6 +329,19 @@ class Finished(Body, frozen=True, array_like=True, tag=True):
     """Answer to Finish."""
 
 
+class ConfirmRows(Body, frozen=True, array_like=True, tag=True):
+    """All workers have finished: does this server still hold its rows?"""
+
+    number: Number
+
+
+class RowsConfirmed(Body, frozen=True, array_like=True, tag=True):
+    """The server of that incarnation holds its rows. Answer to ConfirmRows of that number."""
+
+    incarnation: Number
+    number: Number
+
+
 class End(Body, frozen=True, array_like=True, tag=True):
     """The run has ended.
 

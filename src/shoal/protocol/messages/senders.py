@@ -15,6 +15,7 @@ from shoal.protocol.messages import (
     Busy,
     CheckpointPlanned,
     CheckpointRefused,
+    ConfirmRows,
     DeathReportSeen,
     Declare,
     Drain,
@@ -48,6 +49,7 @@ from shoal.protocol.messages import (
     ReplicateAck,
     Reply,
     Request,
+    RowsConfirmed,
     ShardsOpened,
     StateChunk,
     SumAck,
@@ -66,13 +68,14 @@ _BY_ROLE: tuple[tuple[tuple[Role, ...], tuple[type, ...]], ...] = (
             *(Joined, NotJoined, HeartbeatSeen, Busy, Drain, Freeze, OpenShards, LeaveRefused),
             *(CheckpointPlanned, CheckpointRefused),
             *(NotDeclared, Released, Leased, NotLeased, Finished, End, DeathReportSeen),
+            ConfirmRows,
         ),
     ),
     (
         ("server",),
         (
             *(Drained, Frozen, ShardsOpened, ViewRefused, Synced, WaitTimes, Leave, RefuseView),
-            *(Replicate, ReplicateAck, StateChunk, Reply, Nudge),
+            *(RowsConfirmed, Replicate, ReplicateAck, StateChunk, Reply, Nudge),
         ),
     ),
     (

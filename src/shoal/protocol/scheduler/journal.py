@@ -88,6 +88,7 @@ class JournalRecord(msgspec.Struct, array_like=True):
     Attributes:
         view: the current view, which some member has adopted.
         offered: the next view, which no server is known to have adopted.
+        rows_lost: whether the run has ended because rows are lost.
     """
 
     term: int = 0
@@ -102,6 +103,7 @@ class JournalRecord(msgspec.Struct, array_like=True):
     ledgers: dict[str, LedgerRecord] = {}
     run: str = ""
     offered: View | None = None
+    rows_lost: bool = False
 
 
 def read_record(data: bytes) -> JournalRecord:

@@ -8,11 +8,12 @@ through the scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
 import msgspec
 
-from shoal.errors import JoinTimeout, RunAborted, ShoalError
+from shoal.errors import JoinTimeout, RangeLost, RunAborted, ShoalError
 from shoal.protocol.machine import (
     Arrival,
     Discard,
@@ -27,12 +28,8 @@ from shoal.protocol.machine import (
     Ticked,
 )
 from shoal.protocol.messages import (
-    SCHEDULER,
     Abort,
     BarrierArrival,
-    CheckpointRequest,
-    DeathReport,
-    DeathReportSeen,
     Declare,
     Drained,
     End,
@@ -49,10 +46,8 @@ from shoal.protocol.messages import (
     Message,
     NewView,
     NotJoined,
-    ProcessHeartbeat,
+    RowsConfirmed,
     ShardsOpened,
-    StatusReply,
-    StatusRequest,
     Synced,
     ViewRefused,
     WaitTimes,
@@ -64,12 +59,12 @@ from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import gathering, join_refusal, missing, range_lost
 from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.scheduler.stragglers import Stragglers
+from shoal.protocol.scheduler.tools import OF_TOOLS, Tools
 from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.session import HELD_UP_S
 from shoal.protocol.views import FOREVER, Member, NodeId, Role, View
 
 OF_WORK = BarrierArrival | Lease | Abort
-OF_TOOLS = StatusRequest | CheckpointRequest | DeathReport | ProcessHeartbeat
 
 
 class SchedulerMachine:
@@ -97,8 +92,10 @@ class SchedulerMachine:
         self._barriers = Barriers(dict(record.released), self.members, self._persist)
         self._stragglers = Stragglers(options)
         self._shutdown = Shutdown(options.resend_s, options.linger_s)
+        parts = self.members, self._views, self._barriers, self._stragglers
+        self._tools = Tools(*parts, options.slow_s, self._lost)
         self._join_by = self._due = inf
-        self._begun, self._reason = False, record.reason
+        self._begun, self._reason, self._rows_lost = False, record.reason, record.rows_lost
         self._trace = EventTrace()
 
     @property
@@ -138,7 +135,7 @@ class SchedulerMachine:
             return 0.0
         join_by = self._join_by if self.view is None else inf
         at = min(self.members.detector.wakes_at(), self._views.wakes_at(), join_by)
-        at = self._shutdown.wakes_at() if self.ended else at
+        at = self._shutdown.wakes_at() if self.ended else min(at, self._shutdown.wakes_at())
         return at if at < inf else None
 
     def check(self) -> None:
@@ -158,13 +155,15 @@ class SchedulerMachine:
         self._join_by = now + self.options.join_timeout_s
         if self.ended:  # the scheduler died while it was shutting down
             self.ended = False
-            self._end(RunAborted(self._reason) if self._reason else None, now, out)
+            ended = RangeLost if self._rows_lost else RunAborted
+            self._end(ended(self._reason) if self._reason else None, now, out)
         elif self.restarted:
             # No member is declared dead for one time-out; living ones are heard of by then.
             self.members.heard_of(self.members.by_id, now)
             self._persist(out)
             if self.view is not None:
                 self._views.propose("the scheduler restarted", now, out)
+            self._end_if_done(now, out)
 
     def _tick(self, now: float, out: Effects) -> None:
         if self.ended:
@@ -178,6 +177,8 @@ class SchedulerMachine:
             return
         self._look_for_silent(now, out)
         self._views.tick(now, out)
+        if self._shutdown.asking:
+            self._end_if_done(now, out)
 
     def _look_for_silent(self, now: float, out: Effects) -> None:
         detector = self.members.detector
@@ -188,32 +189,44 @@ class SchedulerMachine:
             if self._views.needs(member) and detector.spare(node, now):
                 out.append(Note("awaited", {"name": member.name, "node": node}))
             else:
-                self._lost(node, detector.how(node, now), now, out)
+                self._lost([node], detector.how(node, now), now, out)
 
-    def _lost(self, node: NodeId, how: str, now: float, out: Effects) -> None:
-        member = None if self.ended else self.members.remove(node)
-        if member is None:  # the previous death has ended the run
+    def _lost(
+        self, nodes: Sequence[NodeId], how: str, now: float, out: Effects, aborted: bool = False
+    ) -> None:
+        """Go on without members, or end the run: one record says all of it.
+
+        A scheduler that restarts would not know what follows from half of it.
+
+        aborted:  their group has ended with that
+        """
+        here = [node for node in nodes if node in self.members.by_id]
+        if self.ended or not here:  # the previous death has ended the run
             return
-        self._stragglers.forget(member)
-        self.ledgers.withdraw(member)
-        out.append(Note("lost", {"name": member.name, "how": how, "node": node}))
-        rows = self._views.bereaved(member)
-        if rows is not None:
-            self._end(range_lost(member, rows, how), now, out)
-            return
-        self._over(member.group, finished=False)
-        self._persist(out)
-        self._views.hurry(now, out)
-        self._views.consider(now, out)
-        self._barriers.release(out)
+        for node in here:
+            member = self.members.by_id[node]
+            self.members.remove(node)
+            self._stragglers.forget(member)
+            self.ledgers.withdraw(member)
+            out.append(Note("lost", {"name": member.name, "how": how, "node": node}))
+            rows = self._views.bereaved(member)
+            if rows is not None:
+                self._end(range_lost(member, rows, how), now, out)
+                return
+            self._over(member.group, aborted)
         self._end_if_done(now, out)
+        if not self.ended:
+            self._persist(out)
+            self._views.hurry(now, out)
+            self._views.consider(now, out)
+            self._barriers.release(out)
 
     # ------------------------------------------------------------------ messages
 
     def _received(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         member = self.members.by_id.get(sender)
         if isinstance(message, OF_TOOLS):
-            self._from_tool(sender, message, now, out)
+            self._tools.asked(sender, message, now, out)
             return
         if isinstance(message, Join) and not (self.ended and member):
             self._join(sender, message, now, out)
@@ -224,7 +237,7 @@ class SchedulerMachine:
                 out.append(Send(sender, Finished()))
                 self._shutdown.say(now, out)
             else:
-                out.append(Send(sender, End(self._reason)))
+                out.append(Send(sender, self._shutdown.told))
             return
         if member is None:
             out.append(Send(sender, End("" if sender in self._migration.left else _STRANGER)))
@@ -252,13 +265,16 @@ class SchedulerMachine:
                 self._stragglers.heard(member, message, self.members, now)
                 for slow, reason in self._stragglers.slow(self.members, now):
                     out.append(Note("dropped", {"name": slow.name, "reason": reason}))
+                    self._lost([slow.id], "dropped", now, out)
                     out.append(Send(slow.id, End(reason, "dropped")))
-                    self._lost(slow.id, "dropped", now, out)
             case Leave():
                 against = self._migration.wants_to_go(self.view, member, self.members.servers())
                 if against:
                     out.append(Send(sender, LeaveRefused(against)))
                 self._views.consider(now, out)
+            case RowsConfirmed(_, number):
+                self._shutdown.answered(sender, number)
+                self._end_if_done(now, out)
             case Declare(_, spec):
                 self._views.declare(member, spec, now, out)
             case BarrierArrival():
@@ -266,7 +282,7 @@ class SchedulerMachine:
             case Lease():
                 self.ledgers.ask(member, message, now)
             case Finish() if member.role == "server":  # it received an end that is not ours
-                self._lost(sender, "it was told of an end", now, out)
+                self._lost([sender], "it was told of an end", now, out)
             case Finish():
                 self._finished(member, now, out)
             case Abort():
@@ -279,12 +295,12 @@ class SchedulerMachine:
         self._stragglers.forget(member)
         self.ledgers.gone(member, FOREVER)
         self._over(member.group, finished=True)
-        self._persist(out)
-        out.append(Send(member.id, Finished()))
-        self._barriers.release(out)
         self._end_if_done(now, out)
         if not self.ended:
+            self._persist(out)
+            self._barriers.release(out)
             self._views.consider(now, out)
+        out.append(Send(member.id, Finished()))
 
     def _aborted(self, member: Member, asked: Abort, now: float, out: Effects) -> None:
         """End the run, or an attached group only, while the others go on."""
@@ -292,11 +308,9 @@ class SchedulerMachine:
         if not group:
             self._end(RunAborted(reason), now, out)
             return
-        for node in self.members.at_work(group):
-            out.append(Send(node, End(reason)))
-            self._lost(node, f"{member.name} aborted", now, out)
-        self._over(group, finished=True)
-        self._persist(out)
+        others = self.members.at_work(group)
+        self._lost(others, f"{member.name} aborted", now, out, aborted=True)
+        out.extend(Send(node, End(reason)) for node in others)
 
     def _over(self, group: str, finished: bool) -> None:
         """Drop the state of an attached group without workers, for a later one of its name; in an
@@ -306,26 +320,12 @@ class SchedulerMachine:
             if finished or not self.options.elastic:
                 self.ledgers.end(group)
 
-    def _from_tool(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
-        """Handle a message whose sender need not be a member."""
-        if isinstance(message, StatusRequest):
-            out.append(Send(sender, self._status(now)))
-        elif isinstance(message, CheckpointRequest):
-            self._views.save(sender, message, now, out)
-        elif isinstance(message, DeathReport):
-            out.append(Send(sender, DeathReportSeen(message.process)))
-            for node in self.members.of(message.process, message.host):
-                if node not in self.members.finished:
-                    self._lost(node, "its process has ended", now, out)
-        elif isinstance(message, ProcessHeartbeat):
-            self.members.process_lives(message, now, out)
-
     def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
         known = self.members.by_id.get(sender)
         if known is None:
             group = self.members.group(message.role, message.group)
             refusal = join_refusal(sender, message, group, self.view, self.options)
-            if self.ended:
+            if self.ended or self._shutdown.asking:
                 refusal = NotJoined("the run has ended")
             if refusal is not None:
                 out.append(Note("refused", {"role": message.role, "reason": refusal.reason}))
@@ -347,20 +347,18 @@ class SchedulerMachine:
             self._persist(out)
             out.extend(answers)
 
-    def _status(self, now: float) -> StatusReply:
-        members = self.members.by_id
-        waits = self._barriers.waits(now) + self._views.waits(now)
-        waits += self.ledgers.waits(self.members, now) + self.members.busy(now)
-        slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
-        return StatusReply(SCHEDULER, tuple(waits), self.view, slow, self.options.slow_s)
-
     def _end_if_done(self, now: float, out: Effects) -> None:
+        """End the run when no worker is at work; in order once all servers have shown their rows.
+
+        Before this is called again nothing has to be on disk of it: a restarted scheduler does.
+        """
         members, finished = self.members.by_id, self.members.finished
         waiting = gathering(members, self.view, finished)
         if self.view is None or not waiting.issuperset(self.members.at_work()):
             return
         if not finished.isdisjoint(m.id for m in members.values() if not m.group):
-            self._end(None, now, out)
+            if self._shutdown.ask(self._views.term, self.members.servers(), now, out):
+                self._end(None, now, out)
         elif not self.options.elastic:
             self._end(RunAborted("every worker has died"), now, out)
 
@@ -371,7 +369,7 @@ class SchedulerMachine:
         self.ended = True
         at_work = self.members.by_id.keys() - self.members.finished
         self._shutdown.begin(sorted(at_work), error, now)
-        self._reason = self._shutdown.reason
+        self._reason, self._rows_lost = self._shutdown.reason, isinstance(error, RangeLost)
         self._views.end()
         self._persist(out)
         out.append(Note("ending", {"reason": self._reason or "all workers have finished"}))
@@ -391,6 +389,7 @@ class SchedulerMachine:
             self.ledgers.records(),
             self._run,
             self._views.offered,
+            self.ended and self._rows_lost,
         )
         out.append(Persist(msgspec.msgpack.encode(record), reserve))
 

@@ -349,7 +349,6 @@ class ViewChange:
         told = self._first_to_adopt() if self.offered is view else ()
         self.view, self.offered = view, None
         self._tables.adopt(view.tables)
-        self._checkpoints.adopted(view, out)
         gone = self.migration.adopt(view)
         for node in gone:
             self._members.remove(node)
@@ -358,6 +357,7 @@ class ViewChange:
             fields = {"name": member.name, "group": member.group, **msgspec.structs.asdict(left)}
             out.append(Note("returned", fields))
         self._persist(out)
+        self._checkpoints.adopted(view, out)
         whole = not any(each.syncing_since for parts in view.placements for each in parts)
         sizes = {"servers": len(view.servers), "workers": len(view.workers)}
         out.append(Note("view", {"view": view.id, "reason": view.reason, "whole": whole, **sizes}))

@@ -17,7 +17,7 @@ def test_a_dead_groups_leases_go_to_the_next_of_its_name_in_an_elastic_run_only(
     rig.receive("guest-0", Lease(one, 0, 1, 4))
     rig.receive("guest-0", BarrierArrival(one, "go", 0, ("workers",)))
     for node in ("guest-0", "guest-1"):
-        rig.machine._lost(node, "killed", rig.now, [])
+        rig.machine._lost([node], "killed", rig.now, [])
     rig.promise(clocks=((one, 0), (other, 0)))
     rig.guest("guest-2", size=2)
     rig.guest("guest-3", size=2)
@@ -92,7 +92,7 @@ def test_the_lease_log_says_after_how_many_clocks_a_dead_workers_leases_ended(ri
     rig.join("server-0", "worker-0", "worker-1")
     dead = rig.incarnation("worker-0")
     rig.receive("worker-0", Lease(dead, 0, 1, 4))
-    rig.machine._lost("worker-0", "killed", rig.now, [])
+    rig.machine._lost(["worker-0"], "killed", rig.now, [])
     rig.promise(clocks=((dead, 3),))
     entries = [each.entry for each in rig.effects if isinstance(each, Append)]
     assert any(b"WorkerGone" in each and b"3" in each for each in entries), entries

@@ -1,0 +1,68 @@
+"""Tools: what the scheduler is told and asked by those that need not be members."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from shoal.protocol.machine import Effects, Send
+from shoal.protocol.messages import (
+    SCHEDULER,
+    CheckpointRequest,
+    DeathReport,
+    DeathReportSeen,
+    Message,
+    ProcessHeartbeat,
+    StatusReply,
+    StatusRequest,
+)
+from shoal.protocol.scheduler.barriers import Barriers
+from shoal.protocol.scheduler.members import Members
+from shoal.protocol.scheduler.stragglers import Stragglers
+from shoal.protocol.scheduler.view_change import ViewChange
+from shoal.protocol.views import NodeId
+
+OF_TOOLS = StatusRequest | CheckpointRequest | DeathReport | ProcessHeartbeat
+
+
+class Tools:
+    """Answers `shoal why`, `shoal checkpoint`, parents of processes and processes of members.
+
+    lost:  has the run go on without members: (nodes, how, now, effects)
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        views: ViewChange,
+        barriers: Barriers,
+        stragglers: Stragglers,
+        slow_s: float,
+        lost: Callable[[Sequence[NodeId], str, float, Effects], None],
+    ) -> None:
+        self._members = members
+        self._views = views
+        self._barriers = barriers
+        self._stragglers = stragglers
+        self._slow_s = slow_s
+        self._lost = lost
+
+    def asked(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
+        match message:
+            case StatusRequest():
+                out.append(Send(sender, self._status(now)))
+            case CheckpointRequest():
+                self._views.save(sender, message, now, out)
+            case DeathReport(host, process):
+                dead = self._members.of(process, host)
+                at_work = [node for node in dead if node not in self._members.finished]
+                self._lost(at_work, "its process has ended", now, out)
+                out.append(Send(sender, DeathReportSeen(process)))
+            case ProcessHeartbeat():
+                self._members.process_lives(message, now, out)
+
+    def _status(self, now: float) -> StatusReply:
+        members = self._members.by_id
+        waits = self._barriers.waits(now) + self._views.waits(now)
+        waits += self._views.ledgers.waits(self._members, now) + self._members.busy(now)
+        slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
+        return StatusReply(SCHEDULER, tuple(waits), self._views.view, slow, self._slow_s)

@@ -252,7 +252,7 @@ class Scenario:
         """`short`: after the last fault, chains grow back to their full length."""
         if self.cluster.repaired():
             return True
-        if self.world.now > self.plan.heal_at_s + REPAIR_S:
+        if self.world.now > max(self.plan.heal_at_s, self.faults.deaths.late_at) + REPAIR_S:
             raise violated("short", f"rows are on fewer servers than wanted: {self._waiting()}")
         return False
 
@@ -286,6 +286,9 @@ class Scenario:
                 return
             if bereft:
                 raise violated("named death", f"{gone} died and the run ended with {ended!r}")
+            if any(view.member(node) is not None for node in gone):
+                self._check_remaining(servers, "end as a server died")
+                return
         for node, sim in nodes.items():
             expected = node in lost_nodes or self._never_joined(sim)
             if sim.alive and sim.error is not None and not expected:

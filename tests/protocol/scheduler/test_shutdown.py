@@ -2,6 +2,7 @@
 
 import pytest
 
+from shoal.errors import RangeLost
 from shoal.protocol.messages import (
     ConfirmRows,
     DeathReport,
@@ -114,3 +115,17 @@ def test_nobody_joins_a_run_whose_workers_have_finished(rigs):
     finish(rig, 2, 3)
     rig.receive("worker-2", Join("worker-2", "worker", "", "here"))
     assert rig.told(NotJoined) == {"worker-2": NotJoined("the run has ended")}
+
+
+def test_a_server_that_does_not_confirm_the_end_has_taken_the_last_rows_with_it(rigs):
+    """It died before it had saved them: silence is no consent."""
+    rig = rigs.SchedulerRig()
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.receive("worker-0", Declare(2, TableSpec("w", 8)))
+    rig.promise()
+    finish(rig, 2, 3)
+    rig.confirm()
+    rig.at(2.0 + 14.9)
+    assert rig.told(End) == {"server-0": End()}
+    rig.at(2.0 + 15.5)
+    assert isinstance(rig.stop.error, RangeLost)

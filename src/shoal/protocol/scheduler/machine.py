@@ -91,7 +91,7 @@ class SchedulerMachine:
         self.ledgers = self._views.ledgers
         self._barriers = Barriers(dict(record.released), self.members, self._persist)
         self._stragglers = Stragglers(options)
-        self._shutdown = Shutdown(options.resend_s, options.linger_s)
+        self._shutdown = Shutdown(options)
         parts = self.members, self._views, self._barriers, self._stragglers
         self._tools = Tools(*parts, options.slow_s, self._lost)
         self._join_by = self._due = inf
@@ -350,14 +350,16 @@ class SchedulerMachine:
     def _end_if_done(self, now: float, out: Effects) -> None:
         """End the run when no worker is at work; in order once all servers have shown their rows.
 
-        Before this is called again nothing has to be on disk of it: a restarted scheduler does.
+        Others have taken over what a dead server was the head of by then. Nothing of it has to be
+        on disk: a scheduler that restarts looks again.
         """
         members, finished = self.members.by_id, self.members.finished
         waiting = gathering(members, self.view, finished)
         if self.view is None or not waiting.issuperset(self.members.at_work()):
             return
         if not finished.isdisjoint(m.id for m in members.values() if not m.group):
-            if self._shutdown.ask(self._views.term, self.members.servers(), now, out):
+            confirmed = self._shutdown.ask(self._views.term, self.members.servers(), now, out)
+            if confirmed and all(member.id in members for member in self.view.servers):
                 self._end(None, now, out)
         elif not self.options.elastic:
             self._end(RunAborted("every worker has died"), now, out)
@@ -368,7 +370,7 @@ class SchedulerMachine:
             return
         self.ended = True
         at_work = self.members.by_id.keys() - self.members.finished
-        self._shutdown.begin(sorted(at_work), error, now)
+        self._shutdown.begin(sorted(at_work), error, now, self._views.lost_without)
         self._reason, self._rows_lost = self._shutdown.reason, isinstance(error, RangeLost)
         self._views.end()
         self._persist(out)

@@ -6,33 +6,37 @@ have waited for it. So after the last worker has finished each server is asked s
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from math import inf
 from typing import Literal
 
 from shoal.errors import RangeLost, ShoalError
 from shoal.protocol.machine import Effects, Send, Stop
 from shoal.protocol.messages import ConfirmRows, End
+from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.views import NodeId
 
 
 class Shutdown:
     """The servers that have not answered, and then the members that have not confirmed the end.
 
-    It stops when all have, or `linger_s` after the end.
+    It stops when all have, or `linger_s` after the end; with an error if rows are lost with servers
+    that have not confirmed it for `alone_s` more.
 
     asking:  whether all workers have finished, and servers are asked
     """
 
-    def __init__(self, resend_s: float, linger_s: float) -> None:
+    def __init__(self, options: SchedulerOptions) -> None:
         self.asking = False
-        self._resend_s = resend_s
-        self._linger_s = linger_s
+        self._resend_s = options.resend_s
+        self._linger_s = options.linger_s
+        self._alone_s = options.alone_s
         self._number = 0
         self._silent: list[NodeId] = []
         self._answered: set[NodeId] = set()
         self._leaving: dict[NodeId, None] = {}
         self._error: ShoalError | None = None
+        self._lost_with: Callable[[Collection[NodeId]], str] = lambda _: ""
         self._again_at = self._until = inf
 
     @property
@@ -63,9 +67,19 @@ class Shutdown:
         if self.asking and number == self._number:
             self._answered.add(server)
 
-    def begin(self, members: Iterable[NodeId], error: ShoalError | None, now: float) -> None:
-        """Begin to tell members of the end."""
+    def begin(
+        self,
+        members: Iterable[NodeId],
+        error: ShoalError | None,
+        now: float,
+        lost_with: Callable[[Collection[NodeId]], str] = lambda _: "",
+    ) -> None:
+        """Begin to tell members of the end.
+
+        lost_with:  what is lost with members that do not confirm it; "" if nothing is
+        """
         self._leaving = dict.fromkeys(members)
+        self._lost_with = lost_with
         self._error = error
         self._again_at, self._until = now, now + self._linger_s
 
@@ -74,7 +88,10 @@ class Shutdown:
 
     def say(self, now: float, out: Effects) -> None:
         """Repeat the end to members that have not confirmed it, or stop."""
-        if not self._leaving or now >= self._until:
+        lost = self._lost_with(self._leaving) if now >= self._until and not self._error else ""
+        if lost and now >= self._until + self._alone_s:
+            self._error = RangeLost(lost)
+        if not self._leaving or (now >= self._until and (self._error or not lost)):
             self._again_at = self._until = inf
             out.append(Stop(self._error))
         elif now >= self._again_at:
@@ -82,4 +99,4 @@ class Shutdown:
             out.extend(Send(node, self.told) for node in self._leaving)
 
     def wakes_at(self) -> float:
-        return min(self._again_at, self._until)
+        return self._again_at

@@ -13,7 +13,7 @@ refuse the view together, and continue in theirs (`server.thaw`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 import msgspec
@@ -326,10 +326,14 @@ class ViewChange:
 
     def _end_if_bereft(self, now: float, out: Effects) -> None:
         """End the run if no server has some rows of the current view, or if none is left."""
-        if self.view is None or not self._options.servers:
-            return
-        if why := bereft(self.view, self._members.servers()):
+        if why := self.lost_without(()):
             self._end(RangeLost(why), now, out)
+
+    def lost_without(self, nodes: Collection[NodeId]) -> str:
+        """What the run has lost if these servers are gone too; empty if nothing."""
+        if self.view is None or not self._options.servers or (nodes and not self.view.tables):
+            return ""
+        return bereft(self.view, [node for node in self._members.servers() if node not in nodes])
 
     def _offer(self, view: View, now: float, out: Effects) -> None:
         """Send a view to the servers of the current view; the first that adopts it decides."""

@@ -301,8 +301,7 @@ class ServerMachine:
         if admitted is None or not fresh:
             admitted = self._request_handler.admit_again(sender, request, admitted, out)
         elif admitted.streamed and payload is not None:
-            if not self._request_handler.end_stream(admitted, payload, out):
-                return
+            admitted = self._request_handler.end_stream(admitted, payload, out)
         if admitted is not None:
             self.executor.carry_out(admitted, out)
 

@@ -52,19 +52,21 @@ class RequestHandler:
         log, view = self._admission.logs[sender], self._admission.view
         return AdmittedRequest(sender, request, footprint, loads, log, view, False)
 
-    def end_stream(self, admitted: AdmittedRequest, payload: Sink, out: Effects) -> bool:
+    def end_stream(
+        self, admitted: AdmittedRequest, payload: Sink, out: Effects
+    ) -> AdmittedRequest | None:
         """Apply the last fragment of a streamed push; if that has to wait, ask for it again.
 
-        Return whether all of it is applied.
+        Return the request if all of it is applied.
         """
         if not self._staging.land(payload):
             self._executor.reply(out, admitted.sender, admitted.request, "missing")
-            return False
+            return None
         out.append(Note("landed", {"request": admitted.request}))
         if not self._staging.end_stream(admitted):
             text = f"fragments of {describe(admitted.request)} were not applied"
             raise self._trace.broken(text)
-        return True
+        return admitted
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
         out.append(declined(verdict, sender, describe(request)))

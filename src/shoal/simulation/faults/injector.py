@@ -24,6 +24,7 @@ from shoal.simulation.faults.server_deaths import ABOUT_TO, ServerDeaths
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
+RECORDS_BEFORE = (0, 0, 0, 1, 2)  # of its handler, before the one at which the scheduler crashes
 EXITS = 0.3  # chance of each effect to be the one before which a process ends
 PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
 UNANSWERED, BEREFT = 0.5, 0.5  # shares of joins and leaves
@@ -63,11 +64,13 @@ class FaultInjector:
         self._bereft_at = 0.0  # rows may move with a worker's death after this time
         self._pending: list[PendingFault] = []
         self._at_persist = ""  # "before" or "after": the scheduler is to crash there
+        self._records_before = 0
+        self._handler, self._records = 0, 0  # of the scheduler, and what it has written so far
         self._in_payload = False  # a worker is to crash half-way through a payload
         self._breaks_payload = False  # a connection is to break half-way through a payload
         self._in_advance = False  # a worker is to crash between two sends of an advance
         self._exits: NodeId = ""  # a process that is to end in the middle of an event
-        self._deaths = ServerDeaths(world, cluster, random, self.count)
+        self.deaths = ServerDeaths(world, cluster, random, self.count)
         self._environment = EnvironmentFaults(
             world, cluster, self._aside, self.count, self._restart_scheduler
         )
@@ -89,11 +92,11 @@ class FaultInjector:
         if kill_server is not None:
             least = 500 + random.randrange(300)
             about_to = random.choice(ABOUT_TO) if replicated else ""
-            self._world.at(0.1, lambda: self._deaths.kill(kill_server, least, about_to))
+            self._world.at(0.1, lambda: self.deaths.kill(kill_server, least, about_to))
 
     def kill_head_of(self, group: str) -> None:
         """Crash a head of a group's rows, once all its workers are there."""
-        self._deaths.kill_head_of(group)
+        self.deaths.kill_head_of(group)
 
     def go_on(
         self, phases: tuple[str, ...], until: float, faults: Sequence[str] = (*FAULTS, *LASTING)
@@ -113,12 +116,14 @@ class FaultInjector:
         self._pending.clear()
         self._at_persist, self._in_payload, self._in_advance = "", False, False
         self._breaks_payload, self._exits = False, ""
-        self._deaths.heal()
+        self.deaths.heal()
         self._environment.heal()
         self._world.network.heal()
 
     def look(self) -> None:
         """After an event, inject the pending faults whose phase has come."""
+        if self._world.events % 8 == 0:
+            self.deaths.look()
         if not self._pending:
             return
         now, phase = self._world.now, self._cluster.phase()
@@ -159,6 +164,7 @@ class FaultInjector:
                 self._restart_scheduler()
             case "crash scheduler before persist" | "crash scheduler after persist":
                 self._at_persist = what.split()[2]
+                self._records_before = self._aside.choice(RECORDS_BEFORE)
             case "partition":
                 island = frozenset(random.sample(names, random.randint(1, max(1, len(names) // 2))))
                 network.partition(island, until)
@@ -186,7 +192,7 @@ class FaultInjector:
             case _ if what in LASTING and what != "kill server":
                 self._pauses.stop_for_long(what, _of(what, names))
             case "kill server" if self._replicated:
-                self._deaths.kill_another(True, random.choice(ABOUT_TO))
+                self.deaths.kill_another(True, random.choice(ABOUT_TO))
             case "join" | "join server":
                 add = self._cluster.add_worker if what == "join" else self._cluster.add_server
                 if add() is not None:
@@ -234,7 +240,7 @@ class FaultInjector:
         if role == "worker":
             self._cluster.will_crash(node)
         self._world.crash(node)
-        restarts = {"worker": self.replace_worker, "server": self._deaths.replace}
+        restarts = {"worker": self.replace_worker, "server": self.deaths.replace}
         self._later(restarts.get(role, self._cluster.restart_scheduler))
 
     def replace_worker(self) -> None:
@@ -261,9 +267,15 @@ class FaultInjector:
                 self._as_rows_move()
             if self._in_advance:
                 return self._half_advanced(sim.node, effect.message)
-            return self._deaths.crashes_at(sim, effect)
-        if sim.node != SCHEDULER or not self._at_persist or not isinstance(effect, Persist):
+            return self.deaths.crashes_at(sim, effect)
+        if sim.node != SCHEDULER or not isinstance(effect, Persist):
             return False
+        self._records = self._records + 1 if sim.turns == self._handler else 0
+        self._handler = sim.turns
+        if not self._at_persist or self._records < self._records_before:
+            return False
+        if self._records:
+            self.count("crash scheduler within a handler")
         if self._at_persist == "after":
             sim.disk.write(effect)
         self.count(f"crash scheduler {self._at_persist} persist")
@@ -360,7 +372,7 @@ class FaultInjector:
         """Perhaps crash a server too, before a worker's death is noticed: one view has both."""
         if self._replicated and self._aside.random() < WITH_A_SERVER:
             at = self._world.now + UNNOTICED_S * self._aside.random()
-            self._world.at(at, lambda: self._deaths.kill_another(True, ""))
+            self._world.at(at, lambda: self.deaths.kill_another(True, ""))
 
     def count(self, fault: str) -> None:
         """Count a fault; one that may come in any phase is counted by phase."""

@@ -7,7 +7,7 @@ from math import inf
 from random import Random
 
 from shoal.protocol.machine import Send
-from shoal.protocol.messages import Reply
+from shoal.protocol.messages import SCHEDULER, Reply
 from shoal.protocol.views import NodeId
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.node import SimNode
@@ -16,23 +16,29 @@ from shoal.simulation.world import World
 ABOUT_TO = ("", "replicate", "replicateack", "answer")  # the message before which it crashes
 UNHEARD = 0.5  # share of the other crashes before which its messages to servers are delayed
 AT_WORK_S = 0.3  # how long a group works before a head of its rows crashes
+LATE, LATE_S = 0.3, 0.3  # share of the seeds in which a server crashes after the last push; when
+ASLEEP, ASLEEP_S = 0.5, 5.0  # share of these crashes that a stopped scheduler does not see
 REPAIRING = ("statechunk", "synced", "synced")  # messages of state transfer
 
 
 class ServerDeaths:
     """Crashes the servers of one seed.
 
-    healed:  whether all faults have ended
+    healed:    whether all faults have ended
+    late_at:   when a server has crashed after the last push
     """
 
     def __init__(
         self, world: World, cluster: SimulatedCluster, random: Random, count: Callable[[str], None]
     ) -> None:
         self.healed = False
+        self.late_at = 0.0
         self._world = world
         self._cluster = cluster
         self._random = random
         self._count = count
+        self._aside = Random(str(random.getstate()))
+        self._late = self._aside.random() < LATE
         self._next: tuple[NodeId, str] | None = None  # the server, and before which message
 
     def heal(self) -> None:
@@ -57,8 +63,29 @@ class ServerDeaths:
             self._crash(victim)
 
     def _idle(self) -> bool:
-        """Return whether no worker has anything to push any more."""
+        """Return whether no server is to crash any more: no worker has anything to push."""
         return self._cluster.over() or not self._cluster.at_work()
+
+    def look(self) -> None:
+        """When all is pushed and the run has not ended, perhaps crash a server."""
+        if not self._late or self._cluster.view is None or not self._cluster.view.tables:
+            return
+        servers = [node for node in self._cluster.servers if self._cluster.lives(node)]
+        if not self._idle() or self._cluster.over() or not servers:
+            return
+        self._late = False
+        at = self._world.now + LATE_S * self._aside.random()
+        victim = self._aside.choice(sorted(servers))
+        if self._aside.random() < ASLEEP:
+            self._world.pause(SCHEDULER, at + ASLEEP_S * self._aside.random())
+        self._world.at(at, lambda: self._crash_late(victim))
+
+    def _crash_late(self, victim: NodeId) -> None:
+        sim = self._world.nodes[victim]
+        if sim.alive and not sim.stopped:
+            self._count("crash server at the end")
+            self.late_at = self._world.now
+            self._world.crash(victim)
 
     def _crash(self, victim: NodeId) -> None:
         sim = self._world.nodes[victim]

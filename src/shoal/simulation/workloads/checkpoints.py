@@ -13,6 +13,7 @@ from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
 
 ASKING, ASKED = 0.2, 0.08  # share of the seeds, and of the clocks after which a worker asks
+OFTEN, ASKED_OFTEN = 0.25, 0.6  # share of these seeds in which workers ask often
 
 
 class CheckpointWorkload:
@@ -25,10 +26,11 @@ class CheckpointWorkload:
         self.planned: set[int] = set()
         random = Random(seed * 71 + 13)
         self._random = random if random.random() < ASKING else None
+        self._asked = ASKED_OFTEN if random.random() < OFTEN else ASKED
 
     def ask(self, machine: WorkerMachine) -> Generator[Any, Any, None]:
         """Perhaps ask for one. `planned`: it has what this worker has pushed before."""
-        if self._random is None or self._random.random() >= ASKED:
+        if self._random is None or self._random.random() >= self._asked:
             return
         before = machine.clock
         outcome: Outcome = yield SaveCheckpoint()

@@ -26,7 +26,8 @@
     │   ├── RingBroken             the workers changed during an allreduce
     │   ├── RunAborted             the scheduler ended the run, with its reason
     │   │   ├── RangeLost          every server with a replica of some rows is gone
-    │   │   └── Dropped            the run goes on without this worker, which was too slow
+    │   │   ├── Dropped            the run goes on without this worker, which was too slow
+    │   │   └── DeclaredDead       the run goes on without this process, which was silent
     │   ├── LeftAlone              a server was told to leave while its scheduler was gone
     │   └── HandshakeFailed        no greeting, or an unfinished one
     │       └── HandshakeRefused   wrong token, protocol version or job
@@ -230,6 +231,14 @@ class RangeLost(RunAborted):
 
 class Dropped(RunAborted):
     """The run goes on without this worker, for which the others waited too long."""
+
+
+class DeclaredDead(RunAborted):
+    """The run goes on without this process, which was not heard of for too long.
+
+    It was stopped, swapped out, hung or out of reach. What it held others have taken over. Start it
+    again so that it joins anew.
+    """
 
 
 class LeftAlone(PeerError):

@@ -4,6 +4,7 @@ import pytest
 
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine
+from shoal.engines.supervisor import LossPolicy
 from shoal.errors import InvalidValue, ProcessDied
 from shoal.storage.run_folder import RunFolder
 
@@ -19,7 +20,7 @@ def join(tmp_path):
         given = {"counter": str(counter), "times": times, "how": how}
         with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
             engine.start(Task("server-0", "tests.engines.failing:fails", given, preload=()))
-            engine.join(**options)
+            engine.join(policy=LossPolicy(**{k: frozenset(v) for k, v in options.items()}))
         return len(counter.read_text())
 
     return join
@@ -27,7 +28,7 @@ def join(tmp_path):
 
 @pytest.mark.parametrize("how", ["error", "status"])
 def test_a_process_that_fails_is_started_again_where_others_have_its_state(join, how):
-    assert join(2, how, spare=["server-0"]) == 3
+    assert join(2, how, restarted=["server-0"]) == 3
 
 
 @pytest.mark.parametrize("how", ["error", "status"])
@@ -51,5 +52,5 @@ def test_a_run_ends_with_a_failure_that_names_the_process(join, how, told):
 
 def test_a_run_ends_at_once_where_a_restart_cannot_help(join, tmp_path):
     with pytest.raises(InvalidValue, match="server-0: lr has to be positive"):
-        join(1, "option", spare=["server-0"])
+        join(1, "option", restarted=["server-0"])
     assert (tmp_path / "started").read_text() == "x"

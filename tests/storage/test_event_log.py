@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from shoal.errors import DataCorrupt
-from shoal.reports.events import NewEvents, read_events
-from shoal.storage.event_log import EventLog
+from shoal.reports.events import read_events
+from shoal.storage.event_log import EventLog, NewEvents
 from shoal.storage.run_folder import RunFolder
 
 

@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 
 from shoal.errors import DataCorrupt, DataMissing, UnknownFormat
 from shoal.jobs.spec import JobSpec, dump_job, load_job, load_run_job
-from shoal.reports.events import NewEvents, load_run, read_events
+from shoal.reports.events import load_run, read_events
 from shoal.storage.checkpoints import Checkpoints
+from shoal.storage.event_log import NewEvents
 from shoal.storage.files import (
     FORMAT,
     FORMAT_KEY,

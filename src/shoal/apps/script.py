@@ -37,6 +37,10 @@ from shoal.reports.logged import logged_summary, logged_tables
 from shoal.storage.lease_log import read_lease_log
 from shoal.storage.run_folder import RunFolder
 
+IN_VARIABLES = (  # options of `shoal worker` that go to `shoal.init` so
+    *("resume", "resume_at", "strategy", "set", "staleness", "optimizer_options"),
+    "on_worker_loss",
+)
 SHOWN = 8  # names at the end of a run
 
 
@@ -238,9 +242,10 @@ def become_worker(script: str, args: list[str], role: WorkerRole, trust: bool = 
     check_settings(role)
     passed = resumed_at(role.resume, role.resume_at, trust)
     said = {name: value for name, value in variables_of(role).items() if value}
+    said["SHOAL_ON_WORKER_LOSS"] = role.on_worker_loss
     set_variables({**said, **environment(role.resume, passed)})
     given = msgspec.structs.asdict(role)
-    for name in ("resume", "resume_at", "strategy", "set", "staleness", "optimizer_options"):
+    for name in IN_VARIABLES:
         del given[name]
     init(**given)
     try:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from shoal.errors import ShoalError
+
 DENSE = (
     "torch",
     "shoal.client.client",
@@ -32,9 +36,16 @@ class Task:
     network: str = ""
 
 
-@dataclass(frozen=True)
-class Exit:
-    """A process has ended: `code` is its exit status, or minus the signal that killed it."""
+class Exit(msgspec.Struct, frozen=True):
+    """A process has ended.
+
+    code:   its exit status, or minus the signal that killed it
+    error:  what it has left in its error file
+    how:    how it ended, where the code does not say it
+    """
 
     name: str
     code: int
+    pid: int = 0
+    error: ShoalError | None = None
+    how: str = ""

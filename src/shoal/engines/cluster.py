@@ -119,6 +119,7 @@ def run_tasks(
         script=tuple(script),
         **common,
     )
+    told["on_worker_loss"] = "stop"
     told["leases"] = str(engine.folder.leases.resolve())
     if init:
         told["fragment_rows"] = SavedTables(Path(init)).fragment_rows

@@ -17,9 +17,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import indent
@@ -29,22 +29,20 @@ from time import monotonic
 import msgspec
 
 from shoal.engines.base import Exit, Task
-from shoal.engines.restarts import Restarts
-from shoal.errors import (
-    ClusterFull,
-    Dropped,
-    InvariantBroken,
-    JoinRefused,
-    JoinTimeout,
-    ProcessDied,
-    RangeLost,
-    RunAborted,
-    ShoalError,
-    by_name,
+from shoal.engines.supervisor import (
+    LATE_S,
+    Decision,
+    Kill,
+    LossPolicy,
+    Report,
+    Start,
+    Supervisor,
 )
+from shoal.errors import ProcessDied, ShoalError, by_name
 from shoal.node.node import Node
 from shoal.protocol.admin.question import Question
 from shoal.protocol.messages import DeathReport, DeathReportSeen
+from shoal.storage.event_log import NewEvents
 from shoal.storage.files import read_object, write_private, write_whole
 from shoal.storage.held_file import HeldFile
 from shoal.storage.run_folder import RunFolder
@@ -53,19 +51,10 @@ from shoal.transport import Identity
 
 log = logging.getLogger("shoal.engine")
 
-RETURNS = 3  # restarts of a worker that was dropped because it was slow
-LATE_S = 20.0  # after all others, for processes that may not know that the run has ended
 TELL_S = 5.0  # for the scheduler to take a death report; it may be restarting
-GRACE_S = 1.0  # after the first failure, and after the end, for the others to end
-KILLED_S = 4.0  # after a server was killed, for the scheduler to report the lost rows
 
 
-def spare_processes(servers: int, replicas: int) -> list[str]:
-    """The processes that are restarted after a kill, because others have their state."""
-    return ["scheduler", *(f"server-{rank}" for rank in range(servers))] if replicas > 1 else []
-
-
-class Report(msgspec.Struct):
+class ErrorFile(msgspec.Struct):
     """An error of a process, in a file.
 
     traceback:  of the user's code in it, if it has any
@@ -91,9 +80,9 @@ class LocalEngine:
         self._address: HeldFile | None = None  # the scheduler's
         self.running: dict[str, int] = {}  # pids by name, 0 until known
         self._tasks: dict[str, Task] = {}
-        self._restarts = Restarts()
-        self._returned: Counter[str] = Counter()
-        self._lost: list[Exit] = []  # of workers without which the run has gone on
+        self._supervisor = Supervisor()
+        self._new_losses = NewEvents(folder.events, ("lost",))
+        self._undone: deque[int] = deque()  # processes that had not finished, by other threads
         ours, theirs = socket.socketpair()
         self._commands = ours
         self._pending = b""
@@ -114,7 +103,7 @@ class LocalEngine:
     def start(self, task: Task) -> None:
         self.running[task.name] = 0
         self._tasks[task.name] = task
-        self._restarts.began(task.name, monotonic())
+        self._supervisor.starts(task.name, monotonic())
         self.folder.error(task.name).unlink(missing_ok=True)  # of an earlier one
         if task.name == "scheduler":
             if self._address is None:  # of a restarted one it is there
@@ -145,21 +134,33 @@ class LocalEngine:
         ended = []
         for line in lines:
             report = json.loads(line)
+            name, pid = report.get("started") or report["exited"], report["pid"]
             if "started" in report:
-                self.running[report["started"]] = report["pid"]
+                self.running[name] = pid
+                self._supervisor.started(name, pid)
                 write_whole(self.folder.pids, json.dumps(self.running))
             else:
-                self.running.pop(report["exited"], None)
-                ended.append(Exit(report["exited"], report["code"]))
-                if report["code"] and "scheduler" in self.running:
-                    Thread(target=self.report_death, args=(report["pid"],), daemon=True).start()
+                self.running.pop(name, None)
+                ended.append(Exit(name, report["code"], pid, self._error(name, report["code"])))
+                self._do(self._supervisor.ended(ended[-1], monotonic()))
         return ended
 
     def check(self) -> None:
         """Raise the error of a process that has failed; for one who does not `join`."""
-        failed = [each for each in self.exits(0.0) if each.code]
-        if failed:
-            raise self._cause(failed)
+        self.exits(0.0)
+        if self._supervisor.failed:
+            raise self._supervisor.cause(self.folder.log)
+
+    def _do(self, decisions: Iterable[Decision]) -> None:
+        for each in decisions:
+            match each:
+                case Start(name):
+                    self.start(self._tasks[name])
+                case Kill(name):
+                    with suppress(ProcessLookupError):
+                        os.kill(self.pid(name), signal.SIGKILL)
+                case Report(pid):
+                    Thread(target=self.report_death, args=(pid,), daemon=True).start()
 
     def report_death(self, pid: int) -> None:
         """Report a death to the scheduler, which need not wait for its failure timeout then."""
@@ -172,151 +173,55 @@ class LocalEngine:
         node = Node(reporter, me, scheduler=task.args["listen"])
         try:
             node.run()
-        except ShoalError as error:
-            log.warning("cannot report the death of process %d to the scheduler: %s", pid, error)
+        except ShoalError as error:  # it may have ended with the run
+            log.info("cannot report the death of process %d to the scheduler: %s", pid, error)
         finally:
             node.close()
+        if isinstance(reporter.answer, DeathReportSeen) and not reporter.answer.finished:
+            self._undone.append(pid)
+
+    def _look(self) -> None:
+        """Hear what the scheduler says of processes."""
+        now = monotonic()
+        for event in self._new_losses():
+            how = event.get("how", "")
+            self._do(self._supervisor.declared_dead(event["name"], event["process"], how, now))
+        while self._undone:
+            self._supervisor.left_undone(self._undone.popleft(), now)
+        self._do(self._supervisor.tick(now))
 
     def join(
         self,
         tick: Callable[[], None] = lambda: None,
         tick_s: float = 0.1,
-        spare: Collection[str] = (),
-        given_up: Collection[str] = (),
-        returning: Collection[str] = (),
-        lost: Callable[[], Collection[str]] = tuple,
+        policy: LossPolicy = LossPolicy(),  # noqa: B008 - frozen
     ) -> None:
-        """Wait for every process; raises for the first that did not end well.
+        """Wait for every process; raises for the first that did not end well, when all are ended.
 
-        tick:       called every `tick_s`, for progress displays
-        spare:      processes that are started again when they die, unless that happens too often
-        given_up:   processes that the run continues without when they die
-        returning:  workers that are restarted after they were dropped because they were slow
-        lost:       at the run's end, the workers that it has gone on without: the code of one may
-                    never return, and it is killed then
+        tick:    called every `tick_s`, for progress displays
+        policy:  without which processes the run goes on
         """
-        late: Collection[str] = ()
-        ask_at = float("inf")  # for those that are lost
-        failed: list[Exit] = []
-        give_up_at = float("inf")
-        while (self.running or self._restarts.waiting) and monotonic() < give_up_at:
-            for name in self._restarts.due(monotonic()):
-                self.start(self._tasks[name])
-            for each in self.exits(tick_s):
-                if each.name == "scheduler" and not each.code:
-                    ask_at = monotonic() + GRACE_S
-                if self._may_go(each, spare, given_up, returning):
-                    continue
-                if each.code:
-                    failed.append(each)
-                    server = each.name.startswith("server")
-                    patience = (KILLED_S if server else 0.0) if each.code < 0 else GRACE_S
-                    give_up_at = min(give_up_at, monotonic() + patience)
-                    if isinstance(self._report(each), RangeLost):
-                        give_up_at = monotonic()  # no other report says more
+        supervisor = self._supervisor
+        supervisor.policy = policy
+        while not supervisor.over(monotonic()):
+            self.exits(tick_s)
+            self._look()
             tick()
-            if given_up and {each.name for each in self._lost} >= {*given_up}:
-                failed = failed or [*self._lost]
-                give_up_at = min(give_up_at, monotonic() + GRACE_S)
-            if monotonic() >= ask_at:
-                late, ask_at = lost(), float("inf")
-            if self._only_late_ones(late):
-                give_up_at = min(give_up_at, monotonic() + LATE_S)
-        if failed:
-            raise self._cause(failed)
-        for name in sorted(self.running):
+        if supervisor.failed:
+            self.stop()  # what is left of them is to be read, and changes no more
+            raise supervisor.cause(self.folder.log)
+        for name in supervisor.late():
             log.warning("%s has not ended %g s after all others, and is killed", name, LATE_S)
 
-    def _only_late_ones(self, lost: Collection[str]) -> bool:
-        """Whether the work is done and only processes are left that may not know it.
-
-        They were restarted, or the run has gone on without them.
-        """
-        names = self.running.keys()
-        at_work = any(name.startswith("worker") for name in names) and "scheduler" in names
-        may_not_know = {*self._restarts.names, *lost}
-        return not at_work and not self._restarts.waiting and names <= may_not_know
-
-    def _may_go(
-        self,
-        each: Exit,
-        spare: Collection[str],
-        given_up: Collection[str],
-        returning: Collection[str],
-    ) -> bool:
-        """Whether the run continues without this process, or with another in its place."""
-        if not each.code:
-            return True
-        name, killed, report = each.name, each.code < 0, self._report(each)
-        if name in given_up and not isinstance(report, RunAborted):
-            self._lose(each, report)
-            return True
-        if report is None or isinstance(report, ProcessDied | InvariantBroken):
-            return name in spare and (self._plan_restart(name, killed) or self._can_be_spared(name))
-        if name in self._restarts.names:
-            if isinstance(report, ClusterFull):  # its predecessor does not count as dead yet
-                return self._plan_restart(name)
-            if isinstance(report, JoinRefused | JoinTimeout):  # the run was over
-                return True
-        if isinstance(report, Dropped) and name in returning:
-            self._returned[name] += 1
-            if self._returned[name] <= RETURNS:
-                self._plan_restart(name)
-        return isinstance(report, Dropped)
-
-    def _lose(self, each: Exit, report: ShoalError | None) -> None:
-        """Note that the run goes on without a worker."""
-        self._lost.append(each)
-        why = report.message if report is not None else _how_it_ended(each)
-        log.warning("%s is lost, and the run goes on without it: %s", each.name, why)
-
     def start_again(self, name: str) -> None:
-        """Start a process that has ended again, at once."""
-        self._restarts.names.add(name)
+        """Start a process that has left the run in order again, at once."""
+        self._supervisor.starts_again(name)
         self.start(self._tasks[name])
 
-    def _plan_restart(self, name: str, killed: bool = True) -> bool:
-        """Have a process started again, unless it died too often lately."""
-        if not killed:
-            path = self.folder.error(name)
-            why = reported(path).message if path.exists() else f"its log: {self.folder.log(name)}"
-            log.warning("%s has failed, and is started again: %s", name, why)
-        return self._restarts.plan(name, killed, monotonic())
-
-    def _can_be_spared(self, name: str) -> bool:
-        """Whether the run continues without a process that dies again and again.
-
-        The scheduler ends it if a server had the last replica of some rows.
-        """
-        return name.startswith("server") and self._restarts.started_well(name)
-
-    def _cause(self, failed: list[Exit]) -> ShoalError:
-        """The most telling error: a killed process first, then the first typed report."""
-        ended = [*failed, *self._lost]  # with all its workers a run is lost as well
-        told = [(each, report) for each in ended if (report := self._report(each)) is not None]
-        killed = next((each for each in failed if each.code < 0), None)
-        if killed is not None:
-            how = f"{killed.name} {_how_it_ended(killed)}"
-            where = f"(its log: {self.folder.log(killed.name)})"
-            for _, report in told:
-                if isinstance(report, RangeLost):
-                    return RangeLost(f"{how} {where}: {report.message}")
-            return ProcessDied(f"{how}; the run cannot go on without it {where}")
-        # A process that was told of the end knows less than the one that caused it.
-        told.sort(key=lambda pair: type(pair[1]) is RunAborted)
-        if told:
-            each, report = told[0]
-            return type(report)(f"{each.name}: {report.message}", report.trace)
-        each = failed[0]
-        return ProcessDied(
-            f"{each.name} {_how_it_ended(each)}; its log: {self.folder.log(each.name)}"
-        )
-
-    def _report(self, each: Exit) -> ShoalError | None:
-        path = self.folder.error(each.name)
-        if each.code < 0 or not path.exists():  # a killed process writes no report
-            return None
-        return reported(path)
+    def _error(self, name: str, code: int) -> ShoalError | None:
+        """What a process has left in its error file. A killed one writes none."""
+        path = self.folder.error(name)
+        return reported(path) if code > 0 and path.exists() else None
 
     def finish(self, grace_s: float = 5.0) -> None:
         """Let the processes end by themselves, then stop."""
@@ -350,7 +255,7 @@ class LocalEngine:
 def reported(path: Path) -> ShoalError:
     """The error that a process has left in a file; or that the file is damaged."""
     try:
-        report = msgspec.convert(read_object(path), Report)
+        report = msgspec.convert(read_object(path), ErrorFile)
     except (ValueError, ShoalError) as error:
         return ProcessDied(f"a process ended; {path}, which says why, is damaged: {error}")
     message = report.message
@@ -358,9 +263,3 @@ def reported(path: Path) -> ShoalError:
         log_of_it = path.with_suffix(".log")
         message += f"\n{indent(report.traceback.rstrip(), '  ')}\n  its log: {log_of_it}"
     return by_name(report.type)(message, report.story)
-
-
-def _how_it_ended(each: Exit) -> str:
-    if each.code < 0:
-        return f"was killed by {signal.Signals(-each.code).name}"
-    return f"ended with status {each.code}"

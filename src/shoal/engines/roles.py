@@ -80,6 +80,7 @@ def run_scheduler(**given: Any) -> None:
         join_timeout_s=role.join_timeout_s,
         replicas=role.replicas,
         elastic=role.elastic,
+        stops=role.on_worker_loss == "stop",
         slow_share=WITHOUT_A_BREAK if role.drop_after_s else SLOW_SHARE[role.slow_workers],
         slow_s=role.drop_after_s or role.slow_window_s,
         silence_s=role.failure_timeout_s,

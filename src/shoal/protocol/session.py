@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.errors import (
     ClusterFull,
+    DeclaredDead,
     Dropped,
     InvalidValue,
     JoinRefused,
@@ -286,7 +287,7 @@ class Session:
             case Joined(incarnation, rank, run):
                 anew = run != self.run  # the scheduler is, and counts from 1
                 if self.view is not None and incarnation > self.incarnation:
-                    self.stop(out, RunAborted(f"{self.name} has a successor: {START_AGAIN}"))
+                    self.stop(out, DeclaredDead(f"{self.name} has a successor: {START_AGAIN}"))
                 elif self.view is None and (incarnation > self.incarnation or anew):
                     self.incarnation, self.rank, self.run = incarnation, rank, run
                     out.append(Note("joined", {"rank": rank, "incarnation": incarnation}))
@@ -340,7 +341,7 @@ class Session:
         replaced = self.view is not None and mine and mine.incarnation != self.incarnation
         if mine is None or replaced:
             reason = f"view {view.term}.{view.number} ({view.reason}) is without this {self.name}"
-            self.stop(out, RunAborted(f"{reason}: {START_AGAIN}"))
+            self.stop(out, DeclaredDead(f"{reason}: {START_AGAIN}"))
             return None
         if self.view is not None:
             out.extend(HangUp(node) for node in gone(self.view, view))
@@ -378,5 +379,5 @@ class Session:
 
 
 _ENDS: Mapping[str, type[ShoalError]] = MappingProxyType(
-    {"": RunAborted, "lost": RangeLost, "dropped": Dropped}
+    {"": RunAborted, "lost": RangeLost, "dropped": Dropped, "dead": DeclaredDead}
 )

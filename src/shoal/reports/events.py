@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.data.streams import LINE_BYTES_MAX, lines
+from shoal.data.streams import lines
 from shoal.errors import DataMissing
 from shoal.reports.logged import Table, logged_tables
 from shoal.storage.event_log import event_of, object_of
@@ -133,38 +132,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise DataMissing(f"{path} does not exist") from None
     except OSError as error:
         raise unreadable(path, error) from None
-
-
-class NewEvents:
-    """The events of a log that is being written: each call has those since the last one.
-
-    Lines that are no events are left out, as a full disk makes them.
-
-    Raises:
-        DataCorrupt: the log cannot be read
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def __call__(self) -> list[dict[str, Any]]:
-        try:
-            with open_file(self._path) as file:
-                file.seek(self._offset)
-                *whole, rest = (data := file.read(LINE_BYTES_MAX)).split(b"\n")
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise unreadable(self._path, error) from None
-        if len(rest) == LINE_BYTES_MAX:  # no event is so long
-            rest = b""
-        self._offset += len(data) - len(rest)
-        events = []
-        for line in whole:
-            with suppress(ValueError):
-                events.append(event_of(line))
-        return events
 
 
 def write_tables(folder: RunFolder, events: list[dict[str, Any]] | None = None) -> None:

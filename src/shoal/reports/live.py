@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from shoal.reports.events import NewEvents
 from shoal.reports.numbers import decimal_bytes, percent, seconds, significant
+from shoal.storage.event_log import NewEvents
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 

@@ -10,16 +10,21 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from shoal.storage.files import open_file, unreadable
+
 log = logging.getLogger("shoal.events")
 _encoder = msgspec.json.Encoder()
 
+
+EVENT_BYTES_MAX = 16 << 20  # no event is so long
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Figure = float | None  # None: not a number
@@ -82,6 +87,13 @@ class _Named(Event):
     name: str
 
 
+class _Lost(_Named):
+    """By the scheduler: `process` is the member's, on its host."""
+
+    how: str = ""
+    process: Count = 0
+
+
 class _Ending(Event):
     reason: str
 
@@ -131,7 +143,7 @@ KINDS: dict[str, type[Event]] = {
     "eval": _Eval,
     "leased": _Leased,
     "logged": _Logged,
-    "lost": _Named,
+    "lost": _Lost,
     "returned": _Batches,
     "step": _Step,
     "table": _Table,
@@ -203,6 +215,43 @@ class EventLog:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+class NewEvents:
+    """The events of a log that is being written: each call has those since the last one.
+
+    Lines that are no events are left out, as a full disk makes them.
+
+    kinds:  of events; those of all others are not read, if any are given
+
+    Raises:
+        DataCorrupt: the log cannot be read
+    """
+
+    def __init__(self, path: Path, kinds: Collection[str] = ()) -> None:
+        self._path = path
+        self._marks = [f'"kind":"{kind}"'.encode() for kind in kinds]
+        self._offset = 0
+
+    def __call__(self) -> list[dict[str, Any]]:
+        try:
+            with open_file(self._path) as file:
+                file.seek(self._offset)
+                *whole, rest = (data := file.read(EVENT_BYTES_MAX)).split(b"\n")
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise unreadable(self._path, error) from None
+        if len(rest) == EVENT_BYTES_MAX:  # no event is so long
+            rest = b""
+        self._offset += len(data) - len(rest)
+        events = []
+        for line in whole:
+            if self._marks and not any(mark in line for mark in self._marks):
+                continue
+            with suppress(ValueError):
+                events.append(event_of(line))
+        return events
 
 
 def process_started_at() -> float:

@@ -55,6 +55,7 @@ EXAMPLES: list[m.Message] = [
     m.StatusReply("scheduler", (), _VIEW, (("worker-0", 0.75),), 5.0),
     m.DeathReport("host-a", 1 << 22),
     m.DeathReportSeen(1 << 22),
+    m.DeathReportSeen(7, True),
     m.CheckpointRequest(3, 39),
     m.CheckpointPlanned(3, 40, 1 << 40, (("host-a", "/runs/a/checkpoints"),)),
     m.CheckpointRefused(3, "no worker is at work"),
@@ -76,6 +77,7 @@ EXAMPLES: list[m.Message] = [
     m.End("a worker aborted"),
     m.End("server-1 died with the last replica of w[0:9)", "lost"),
     m.End("the others waited for it", "dropped"),
+    m.End("it was silent", "dead"),
     m.Abort("loss is nan"),
     m.Request((2, 5), 7, 1, 0, 0),
     m.Request(

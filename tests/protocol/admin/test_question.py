@@ -57,7 +57,12 @@ def test_a_reported_member_is_dead_at_once(rig):
     rig.receive("engine", DeathReport("here", 12))
     assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12)}
     assert rig.notes("lost") == [
-        {"name": "worker-1", "how": "its process has ended", "node": "worker-1"}
+        {
+            "name": "worker-1",
+            "how": "its process has ended",
+            "process": 12,
+            "node": "worker-1",
+        }
     ]
     rig.promise()
     assert rig.view.reason == "worker-1 left"

@@ -225,7 +225,7 @@ def test_a_heartbeat_is_answered_and_with_the_view_if_it_has_an_old_one(cluster)
 
 def test_a_heartbeat_of_a_stranger_is_answered_with_the_end(cluster):
     cluster.receive("worker-9", Heartbeat(9, (1, 1)))
-    assert "not a member of the run" in cluster.sent(End)[0].error
+    assert "no member of the run" in cluster.sent(End)[0].error
 
 
 def test_replicas_on_one_host_are_noted_until_another_host_joins(make):

@@ -27,8 +27,9 @@ from shoal.apps.train.command import run_job, summarise, tasks_of
 from shoal.apps.train.resume import resumed_at
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine
-from shoal.engines.local import LocalEngine, spare_processes
+from shoal.engines.local import LocalEngine
 from shoal.engines.roles import BROKEN_HERE_S
+from shoal.engines.supervisor import loss_policy
 from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
 from shoal.protocol.scheduler.journal import SchedulerOptions
@@ -102,10 +103,9 @@ def run_chaos(
                 (write_log / OVER).touch()
             bar.update(shown, completed=len(injector.injected))
 
-        workers = [f"worker-{rank}" for rank in range(job.workers)]
         try:
-            spare = spare_processes(job.servers, job.replicas) + workers
-            engine.join(tick, tick_s=0.01, spare=spare)
+            sizes = job.servers, job.replicas, job.workers
+            engine.join(tick, tick_s=0.01, policy=loss_policy(*sizes, job.on_worker_loss))
         except RangeLost as lost:
             if not early:
                 raise

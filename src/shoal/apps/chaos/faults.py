@@ -16,8 +16,8 @@ import msgspec
 from shoal.engines.hosts import Hosts
 from shoal.engines.local import LocalEngine
 from shoal.jobs.spec import JobSpec
-from shoal.reports.events import NewEvents
 from shoal.simulation.faults.schedule import Fault
+from shoal.storage.event_log import NewEvents
 
 HANDLED_S = 0.003  # between two signals: while both are pending they count as one, and no event
 # says that the first was handled

@@ -25,7 +25,8 @@ from shoal.apps.result import RunResult
 from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
-from shoal.engines.local import LocalEngine, spare_processes
+from shoal.engines.local import LocalEngine
+from shoal.engines.supervisor import loss_policy
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import converted
 from shoal.reports.events import read_events
@@ -169,8 +170,8 @@ def run_ctr(
             import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
 
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
-        with watcher, resumable(folder, "train ctr", spec, passed=passed):
-            engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
+        with watcher, resumable(engine, "train ctr", spec, passed=passed):
+            engine.join(watcher.tick, policy=loss_policy(spec.servers, spec.replicas))
     summary = _summarise(spec, folder, started_at)
     summary["warnings"] += doubts
     folder.write_summary(summary)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from shoal.engines.local import LocalEngine, spare_processes
+from shoal.engines.local import LocalEngine
 from shoal.engines.options import FaultTolerantRun, ResumableRun, words_for
+from shoal.engines.supervisor import loss_policy
 from shoal.errors import DataMissing, InvalidValue, ProcessDied, RangeLost, UsageError
 from shoal.factories import uninterrupted
 from shoal.jobs.spec import JobSpec, from_mapping, load_run_job
 from shoal.jobs.trust import check_run
-from shoal.reports.events import read_events
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.files import damaged, make_folder
 from shoal.storage.run_folder import RunFolder
@@ -28,9 +28,9 @@ log = logging.getLogger("shoal")
 
 @contextmanager
 def resumable(
-    folder: RunFolder, command: str, run: ResumableRun, words: str = "", passed: int = 0
+    engine: LocalEngine, command: str, run: ResumableRun, words: str = "", passed: int = 0
 ) -> Iterator[None]:
-    """When rows or a process are lost, say how to resume.
+    """When rows or a process are lost, end all others and say how to resume.
 
     At the end, write the last checkpoint of a run that writes them, or say that it has none.
 
@@ -38,21 +38,25 @@ def resumable(
     words:    with which it continues the run before again, if this one has no checkpoint yet
     passed:   clock of the checkpoint that the run continues from
     """
+    folder = engine.folder
     try:
         yield
         save_end(run, folder, passed)
         if said := without_checkpoint(run, folder):
             log.warning("%s", said)
     except RangeLost as lost:
+        engine.stop()
         hint = "a run with --checkpoint-every can be resumed"
         if run.replicas == 1:
             hint = f"with --replicas 2 a run survives the loss of a server, and {hint}"
         hint = _how_to_resume(folder, command, run, words) or hint
         raise RangeLost(f"{lost.message}; {hint}") from None
     except ProcessDied as died:
+        engine.stop()
         hint = _how_to_resume(folder, command, run, words)
         raise ProcessDied(f"{died.message}; {hint}" if hint else died.message) from None
     except KeyboardInterrupt as interrupt:
+        engine.stop()
         hint = _how_to_resume(folder, command, run, words)
         raise type(interrupt)(*interrupt.args, *filter(None, [hint])) from None
 
@@ -101,18 +105,10 @@ def join_run(
 
     command, words, passed: as in `resumable`
     """
-    workers = [f"worker-{rank}" for rank in range(run.workers)]
-    spare = spare_processes(run.servers, run.replicas)
-    spare += workers if run.on_worker_loss == "replace" else []
-    given_up = workers if run.on_worker_loss in ("drop", "reassign") else ()
-    returning = workers if run.slow_workers == "backup" else ()
-
-    def lost() -> set[str]:
-        events = read_events(engine.folder.events, torn=True)
-        return {event["name"] for event in events if event["kind"] == "lost"}
-
-    with resumable(engine.folder, command, run, words, passed):
-        engine.join(tick, spare=spare, given_up=given_up, returning=returning, lost=lost)
+    sizes = run.servers, run.replicas, run.workers
+    policy = loss_policy(*sizes, run.on_worker_loss, run.slow_workers)
+    with resumable(engine, command, run, words, passed):
+        engine.join(tick, policy=policy)
 
 
 def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bool = False) -> int:

@@ -29,7 +29,8 @@ from shoal.apps.word2vec.vectors import (
 )
 from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, worker_tasks
-from shoal.engines.local import LocalEngine, spare_processes
+from shoal.engines.local import LocalEngine
+from shoal.engines.supervisor import loss_policy
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import converted, dump_job, load_run_job
 from shoal.reports.live import Live, progress_console
@@ -170,8 +171,8 @@ def run_words(
         for task in (*cluster, *workers):
             engine.start(task)
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
-        with watcher, resumable(folder, "train word2vec", spec, passed=passed):
-            engine.join(watcher.tick, spare=spare_processes(spec.servers, spec.replicas))
+        with watcher, resumable(engine, "train word2vec", spec, passed=passed):
+            engine.join(watcher.tick, policy=loss_policy(spec.servers, spec.replicas))
     summary = _summarise(spec, corpus, folder, started_at)
     folder.write_summary(summary)
     return summary

@@ -57,9 +57,14 @@ class DeathReport(Body, frozen=True, array_like=True, tag=True):
 
 
 class DeathReportSeen(Body, frozen=True, array_like=True, tag=True):
-    """The scheduler has received the report of that process."""
+    """The scheduler has received the report of that process.
+
+    Attributes:
+        finished: whether its members had finished their work.
+    """
 
     process: Number
+    finished: bool = False
 
 
 class CheckpointRequest(Body, frozen=True, array_like=True, tag=True):

@@ -348,11 +348,11 @@ class End(Body, frozen=True, array_like=True, tag=True):
     Attributes:
         error: the reason; empty if it has ended in order.
         kind: "lost": rows are gone; "dropped": the run goes on without this worker, which was too
-            slow.
+            slow; "dead": it goes on without this member, which was declared dead.
     """
 
     error: Text = ""
-    kind: Literal["", "lost", "dropped"] = ""
+    kind: Literal["", "lost", "dropped", "dead"] = ""
 
 
 class Abort(Body, frozen=True, array_like=True, tag=True):

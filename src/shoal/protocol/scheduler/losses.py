@@ -1,11 +1,31 @@
-"""Rows that are lost with a server: those of which no other server has a replica."""
+"""What is lost with a member: rows of which no other server has a replica, or the run."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from shoal.errors import RangeLost, RunAborted, ShoalError
 from shoal.protocol.scheduler.placement import lost
 from shoal.protocol.views import Member, NodeId, View
+
+TOO_SLOW = "dropped"  # how a worker is lost for which the others have waited too long
+
+
+def end_of(dead: Member, rows: Sequence[str] | None, how: str, stops: bool) -> ShoalError | None:
+    """Why the run ends with a member; None if it goes on.
+
+    rows:   that are lost with it; None if none are
+    stops:  whether the run ends when a worker of the first group is lost
+    """
+    if rows is not None:
+        where = f" on {dead.host}" if dead.host else ""
+        all_of = ", ".join(rows) or "everything"
+        return RangeLost(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
+    if stops and dead.role == "worker" and not dead.group and how != TOO_SLOW:
+        return RunAborted(
+            f"{dead.name} is lost ({how}), and the run stops: --on-worker-loss says when it goes on"
+        )
+    return None
 
 
 def lost_with(

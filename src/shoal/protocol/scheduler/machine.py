@@ -55,8 +55,9 @@ from shoal.protocol.messages import (
 from shoal.protocol.scheduler.barriers import Barriers
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, read_record
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
+from shoal.protocol.scheduler.losses import TOO_SLOW, end_of
 from shoal.protocol.scheduler.members import Members
-from shoal.protocol.scheduler.membership import gathering, join_refusal, missing, range_lost
+from shoal.protocol.scheduler.membership import gathering, join_refusal, missing
 from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.scheduler.stragglers import Stragglers
 from shoal.protocol.scheduler.tools import OF_TOOLS, Tools
@@ -208,10 +209,11 @@ class SchedulerMachine:
             self.members.remove(node)
             self._stragglers.forget(member)
             self.ledgers.withdraw(member)
-            out.append(Note("lost", {"name": member.name, "how": how, "node": node}))
+            told = {"name": member.name, "how": how, "process": member.process}
+            out.append(Note("lost", {**told, "node": node}))
             rows = self._views.bereaved(member)
-            if rows is not None:
-                self._end(range_lost(member, rows, how), now, out)
+            if error := end_of(member, rows, how, self.options.stops):
+                self._end(error, now, out)
                 return
             self._over(member.group, aborted)
         self._end_if_done(now, out)
@@ -240,7 +242,7 @@ class SchedulerMachine:
                 out.append(Send(sender, self._shutdown.told))
             return
         if member is None:
-            out.append(Send(sender, End("" if sender in self._migration.left else _STRANGER)))
+            out.append(Send(sender, End() if sender in self._migration.left else _STRANGER))
             return
         over = sender in self.members.finished and isinstance(message, OF_WORK)
         if over or getattr(message, "incarnation", member.incarnation) != member.incarnation:
@@ -265,7 +267,7 @@ class SchedulerMachine:
                 self._stragglers.heard(member, message, self.members, now)
                 for slow, reason in self._stragglers.slow(self.members, now):
                     out.append(Note("dropped", {"name": slow.name, "reason": reason}))
-                    self._lost([slow.id], "dropped", now, out)
+                    self._lost([slow.id], TOO_SLOW, now, out)
                     out.append(Send(slow.id, End(reason, "dropped")))
             case Leave():
                 against = self._migration.wants_to_go(self.view, member, self.members.servers())
@@ -350,8 +352,7 @@ class SchedulerMachine:
     def _end_if_done(self, now: float, out: Effects) -> None:
         """End the run when no worker is at work; in order once all servers have shown their rows.
 
-        Others have taken over what a dead server was the head of by then. Nothing of it has to be
-        on disk: a scheduler that restarts looks again.
+        Others have taken over from dead servers by then. A scheduler that restarts looks again.
         """
         members, finished = self.members.by_id, self.members.finished
         waiting = gathering(members, self.view, finished)
@@ -396,4 +397,4 @@ class SchedulerMachine:
         out.append(Persist(msgspec.msgpack.encode(record), reserve))
 
 
-_STRANGER = "this node is not a member of the run (declared dead?); start it again to join"
+_STRANGER = End("this node is no member of the run: it was declared dead; start it again", "dead")

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from shoal.errors import RangeLost
 from shoal.protocol.messages import Frozen, Join, NotJoined
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.placement import Placements, place
@@ -84,13 +83,6 @@ def _not_in_group(
     if begun and not options.elastic:
         return NotJoined(f"too late: group {name!r} has started with all its {size} workers")
     return None
-
-
-def range_lost(dead: Member, rows: Sequence[str], how: str) -> RangeLost:
-    """The error of a run that has lost the last replica of some rows."""
-    where = f" on {dead.host}" if dead.host else ""
-    all_of = ", ".join(rows) or "everything"
-    return RangeLost(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
 
 
 def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:

@@ -56,7 +56,8 @@ class Tools:
                 dead = self._members.of(process, host)
                 at_work = [node for node in dead if node not in self._members.finished]
                 self._lost(at_work, "its process has ended", now, out)
-                out.append(Send(sender, DeathReportSeen(process)))
+                finished = bool(dead) and not at_work
+                out.append(Send(sender, DeathReportSeen(process, finished)))
             case ProcessHeartbeat():
                 self._members.process_lives(message, now, out)
 

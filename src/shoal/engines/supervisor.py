@@ -1,0 +1,295 @@
+"""Supervisor: what becomes of a run when its processes end, or are declared dead.
+
+A machine as those of `protocol/`: what happened comes in, decisions come out, and time is an
+argument. The engine tells it of exits, and of what the scheduler says: a process that lives may
+be dead to the run, and one that ended with status 0 may have left its work undone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from signal import Signals
+
+import msgspec
+
+from shoal.engines.base import Exit
+from shoal.engines.restarts import Restarts
+from shoal.errors import (
+    ClusterFull,
+    DeclaredDead,
+    Dropped,
+    InvariantBroken,
+    JoinRefused,
+    JoinTimeout,
+    ProcessDied,
+    RangeLost,
+    RunAborted,
+    ShoalError,
+)
+from shoal.protocol.scheduler.losses import TOO_SLOW
+
+log = logging.getLogger("shoal.engine")
+
+RETURNS = 3  # restarts of a worker that was dropped because it was slow
+LATE_S = 20.0  # after all others, for processes that may not know that the run has ended
+GRACE_S = 1.0  # after the first failure, for the others to end
+KILLED_S = 4.0  # after a server was killed, for the scheduler to report the lost rows
+DEAD_S = 2.0  # for a process that is dead to the run to end by itself: it may be writing its error
+
+
+class LossPolicy(msgspec.Struct, frozen=True):
+    """What a run does about the loss of its processes, by name; of all others it ends.
+
+    restarted:  are started again, unless that happens too often
+    given_up:   the run goes on without them
+    returning:  workers that are started again after they were dropped because they were slow
+    """
+
+    restarted: frozenset[str] = frozenset()
+    given_up: frozenset[str] = frozenset()
+    returning: frozenset[str] = frozenset()
+
+
+def loss_policy(
+    servers: int,
+    replicas: int,
+    workers: int = 0,
+    on_worker_loss: str = "stop",
+    slow_workers: str = "wait",
+) -> LossPolicy:
+    """The policy of a run with these options. What has replicas is restarted.
+
+    >>> sorted(loss_policy(1, 1, 2, "replace").restarted)
+    ['worker-0', 'worker-1']
+    """
+    all_workers = frozenset(f"worker-{rank}" for rank in range(workers))
+    nobody: frozenset[str] = frozenset()
+    spare = nobody
+    if replicas > 1:
+        spare = frozenset(["scheduler", *(f"server-{rank}" for rank in range(servers))])
+    return LossPolicy(
+        spare | (all_workers if on_worker_loss == "replace" else nobody),
+        all_workers if on_worker_loss in ("drop", "reassign") else nobody,
+        all_workers if slow_workers == "backup" else nobody,
+    )
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Start a process again."""
+
+    name: str
+
+
+class Kill(msgspec.Struct, frozen=True):
+    """End a process that is dead to the run."""
+
+    name: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Tell the scheduler that a process has ended, and ask whether its work was done."""
+
+    pid: int
+
+
+Decision = Start | Kill | Report
+
+
+class Supervisor:
+    """The processes of a run on one engine.
+
+    failed:  the exits that end the run
+    lost:    those without which it has gone on
+    """
+
+    def __init__(self) -> None:
+        self.policy = LossPolicy()
+        self.failed: list[Exit] = []
+        self.lost: list[Exit] = []
+        self._living: dict[str, int] = {}  # pid by name; 0 until it is known
+        self._restarts = Restarts()
+        self._returned: Counter[str] = Counter()
+        self._declared: dict[int, str] = {}  # why a process is dead to the run, by pid
+        self._kill_at: dict[str, float] = {}
+        self._unproven: dict[int, Exit] = {}  # ended with status 0: whether it had finished
+        self._gone_on_without: set[str] = set()
+        self._give_up_at = inf
+
+    # ------------------------------------------------------------------ what happens
+
+    def starts(self, name: str, now: float) -> None:
+        """A process is being started."""
+        self._living[name] = 0
+        self._restarts.began(name, now)
+
+    def started(self, name: str, pid: int) -> None:
+        """A process has started."""
+        self._living[name] = pid
+
+    def starts_again(self, name: str) -> None:
+        """A process is started again, which has left the run in order."""
+        self._restarts.names.add(name)
+
+    def ended(self, each: Exit, now: float) -> list[Decision]:
+        """A process has ended."""
+        self._living.pop(each.name, None)
+        self._kill_at.pop(each.name, None)
+        how = self._declared.pop(each.pid, "")
+        if how:
+            self._lose(msgspec.structs.replace(each, how=f"was declared dead ({how})"), now, True)
+        elif each.code:
+            self._ended_badly(each, now)
+        elif each.name != "scheduler":
+            self._unproven[each.pid] = each
+        return [Report(each.pid)] if "scheduler" in self._living else []
+
+    def declared_dead(self, name: str, pid: int, how: str, now: float) -> list[Decision]:
+        """The scheduler goes on without a member, whose process may live."""
+        self._gone_on_without.add(name)
+        if self._living.get(name) == pid and how != TOO_SLOW:  # that one ends at its next call
+            self._declared[pid] = how
+            self._kill_at[name] = now + DEAD_S
+        elif pid in self._unproven:
+            self.left_undone(pid, now)
+        return []
+
+    def left_undone(self, pid: int, now: float) -> None:
+        """A process that ended with status 0 had not finished its work."""
+        each = self._unproven.pop(pid, None)
+        if each is not None:
+            how = "ended with status 0 before its work was done"
+            self._lose(msgspec.structs.replace(each, how=how), now, False)
+
+    def tick(self, now: float) -> list[Decision]:
+        """What is due."""
+        due: list[Decision] = [Start(name) for name in self._restarts.due(now)]
+        for name in [name for name, at in self._kill_at.items() if now >= at]:
+            del self._kill_at[name]
+            due.append(Kill(name))
+        given_up = self.policy.given_up
+        if given_up and {each.name for each in self.lost} >= given_up:
+            self.failed = self.failed or [*self.lost]
+            self._give_up(now + GRACE_S)
+        if self._only_late_ones():
+            self._give_up(now + LATE_S)
+        return due
+
+    def over(self, now: float) -> bool:
+        """Whether nothing is to be waited for any more."""
+        return now >= self._give_up_at or not (self._living or self._restarts.waiting)
+
+    # ------------------------------------------------------------------ decisions
+
+    def _ended_badly(self, each: Exit, now: float) -> None:
+        name, error = each.name, each.error
+        again = name in self._restarts.names
+        if isinstance(error, DeclaredDead):
+            self._lose(each, now, True)
+        elif name in self.policy.given_up and not isinstance(error, RunAborted):
+            self._note_loss(each)
+        elif error is None or isinstance(error, ProcessDied | InvariantBroken):
+            self._lose(each, now, each.code < 0)
+        elif again and isinstance(error, ClusterFull):  # its predecessor does not count as dead yet
+            if not self._restart(each, True, now):
+                self._fail(each, now)
+        elif again and isinstance(error, JoinRefused | JoinTimeout):
+            pass  # the run was over
+        elif isinstance(error, Dropped):
+            self._returned[name] += name in self.policy.returning
+            if 0 < self._returned[name] <= RETURNS:
+                self._restart(each, True, now)
+        else:
+            self._fail(each, now)
+
+    def _lose(self, each: Exit, now: float, blameless: bool) -> None:
+        """A process is gone, and its work is not done.
+
+        blameless:  it was killed, and would not fail again
+        """
+        if each.name in self.policy.given_up:
+            self._note_loss(each)
+            return
+        again = each.name in self.policy.restarted
+        if not (again and (self._restart(each, blameless, now) or self._can_be_spared(each.name))):
+            self._fail(each, now)
+
+    def _note_loss(self, each: Exit) -> None:
+        self.lost.append(each)
+        why = each.error.message if each.error is not None else how_it_ended(each)
+        log.warning("%s is lost, and the run goes on without it: %s", each.name, why)
+
+    def _restart(self, each: Exit, blameless: bool, now: float) -> bool:
+        """Have a process started again, unless it died too often lately."""
+        if not blameless:
+            why = each.error.message if each.error is not None else how_it_ended(each)
+            log.warning("%s has failed, and is started again: %s", each.name, why)
+        return self._restarts.plan(each.name, blameless, now)
+
+    def _can_be_spared(self, name: str) -> bool:
+        """Whether the run continues without a process that dies again and again.
+
+        The scheduler ends it if a server had the last replica of some rows.
+        """
+        return name.startswith("server") and self._restarts.started_well(name)
+
+    def _fail(self, each: Exit, now: float) -> None:
+        self.failed.append(each)
+        at_once = each.code < 0 or bool(each.how)
+        server = each.name.startswith("server")
+        self._give_up(now + ((KILLED_S if server else 0.0) if at_once else GRACE_S))
+        if isinstance(each.error, RangeLost):
+            self._give_up(now)  # no other report says more
+
+    def _give_up(self, at: float) -> None:
+        self._give_up_at = min(self._give_up_at, at)
+
+    def _only_late_ones(self) -> bool:
+        """Whether the work is done and only processes are left that may not know it.
+
+        They were restarted, or the run has gone on without them.
+        """
+        names = self._living.keys()
+        at_work = any(name.startswith("worker") for name in names) and "scheduler" in names
+        may_not_know = self._restarts.names | self._gone_on_without
+        return not at_work and not self._restarts.waiting and names <= may_not_know
+
+    # ------------------------------------------------------------------ the end
+
+    def late(self) -> list[str]:
+        """The processes that have not ended."""
+        return sorted(self._living)
+
+    def cause(self, log_of: Callable[[str], Path]) -> ShoalError:
+        """The most telling error: a process that is gone first, then the first typed report.
+
+        log_of:  the log of a process, by name
+        """
+        exits = [*self.failed, *self.lost]  # with all its workers a run is lost as well
+        told = [(each, each.error) for each in exits if each.error is not None]
+        gone = next((each for each in self.failed if each.code < 0 or each.how), None)
+        if gone is not None:
+            how, where = f"{gone.name} {how_it_ended(gone)}", f"(its log: {log_of(gone.name)})"
+            for _, error in told:
+                if isinstance(error, RangeLost):
+                    return RangeLost(f"{how} {where}: {error.message}")
+            return ProcessDied(f"{how}; the run cannot go on without it {where}")
+        # A process that was told of the end knows less than the one that caused it.
+        told.sort(key=lambda pair: type(pair[1]) is RunAborted)
+        if told:
+            each, error = told[0]
+            return type(error)(f"{each.name}: {error.message}", error.trace)
+        each = self.failed[0]
+        return ProcessDied(f"{each.name} {how_it_ended(each)}; its log: {log_of(each.name)}")
+
+
+def how_it_ended(each: Exit) -> str:
+    """How a process ended, as text behind its name."""
+    if each.how:
+        return each.how
+    if each.code < 0:
+        return f"was killed by {Signals(-each.code).name}"
+    return f"ended with status {each.code}"

@@ -1,0 +1,253 @@
+"""What becomes of a run when its processes end, or are declared dead."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.base import Exit
+from shoal.engines.supervisor import (
+    DEAD_S,
+    KILLED_S,
+    LATE_S,
+    RETURNS,
+    Kill,
+    Report,
+    Start,
+    Supervisor,
+    loss_policy,
+)
+from shoal.errors import (
+    ClusterFull,
+    DeclaredDead,
+    Dropped,
+    InvalidValue,
+    JoinRefused,
+    ProcessDied,
+    RangeLost,
+    RunAborted,
+)
+
+NAMES = ("scheduler", "server-0", "server-1", "worker-0", "worker-1")
+SILENT = "not heard of for 10.1 s"
+
+
+class Run:
+    """A supervised run of two servers and two workers, with the pids from 10 on."""
+
+    def __init__(self, on_worker_loss="stop", replicas=2, slow_workers="wait"):
+        self.supervisor = Supervisor()
+        self.supervisor.policy = loss_policy(2, replicas, 2, on_worker_loss, slow_workers)
+        self.pids = {}
+        self.now = 0.0
+        for name in NAMES:
+            self.begin(name)
+
+    def begin(self, name):
+        self.supervisor.starts(name, self.now)
+        self.pids[name] = 10 + len(self.pids) if name not in self.pids else self.pids[name] + 100
+        self.supervisor.started(name, self.pids[name])
+
+    def end(self, name, code=0, error=None):
+        return self.supervisor.ended(Exit(name, code, self.pids[name], error), self.now)
+
+    def declare(self, name, how=SILENT):
+        self.supervisor.declared_dead(name, self.pids[name], how, self.now)
+
+    def tick(self, later=0.0):
+        self.now += later
+        return self.supervisor.tick(self.now)
+
+    @property
+    def over(self):
+        return self.supervisor.over(self.now)
+
+    @property
+    def cause(self):
+        return self.supervisor.cause(lambda name: Path("logs") / f"{name}.log")
+
+
+def leave(run, name, how):
+    """A worker's process is gone, or as good as gone."""
+    pid = run.pids[name]
+    match how:
+        case "killed":
+            run.end(name, -9)
+        case "fails":
+            run.end(name, 1, ProcessDied("RuntimeError: the loss is nan"))
+        case "status":
+            run.end(name, 3)
+        case "silent":
+            run.declare(name)
+            run.tick(DEAD_S)
+            run.end(name, -9)
+        case "back":  # before the engine has heard of it
+            run.end(name, 1, DeclaredDead("view 1.4 is without this worker-1"))
+        case "vanishes":
+            run.end(name, 0)
+            run.supervisor.left_undone(pid, run.now)
+        case "vanishes, by the log":
+            run.end(name, 0)
+            run.supervisor.declared_dead(name, pid, "its process has ended", run.now)
+
+
+HOWS = ("killed", "fails", "status", "silent", "back", "vanishes", "vanishes, by the log")
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_run_stops_when_a_worker_is_gone_in_any_way(how):
+    run = Run("stop")
+    leave(run, "worker-1", how)
+    assert [each.name for each in run.supervisor.failed] == ["worker-1"]
+    run.tick(1.0)
+    assert run.over
+    assert "worker-1" in run.cause.message
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("option", ["drop", "reassign"])
+def test_a_run_goes_on_without_a_worker_that_is_gone_in_any_way(option, how):
+    run = Run(option)
+    leave(run, "worker-1", how)
+    assert [each.name for each in run.supervisor.lost] == ["worker-1"]
+    assert run.tick(60.0) == []
+    assert not run.over
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_worker_that_is_gone_in_any_way_is_replaced(how):
+    run = Run("replace")
+    leave(run, "worker-1", how)
+    assert run.tick(0.5) == [Start("worker-1")]
+    assert not run.over
+    assert not run.supervisor.failed
+
+
+@pytest.mark.parametrize("how", ["killed", "silent", "back", "status"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_server_that_is_gone_in_any_way_is_restarted_if_others_have_its_rows(replicas, how):
+    """One that was stopped for 12 s and continued ended the run; killed, it was survived."""
+    run = Run("stop", replicas)
+    leave(run, "server-1", how)
+    if replicas == 2:
+        assert run.tick(0.5) == [Start("server-1")]
+        assert not run.supervisor.failed
+    else:
+        assert run.tick(KILLED_S) == []
+        assert run.over
+        assert "server-1" in run.cause.message
+
+
+def test_a_process_that_is_dead_to_the_run_may_write_its_error_before_it_is_killed():
+    run = Run("replace")
+    run.declare("worker-0")
+    assert run.tick(0.9 * DEAD_S) == []
+    assert run.tick(0.1 * DEAD_S) == [Kill("worker-0")]
+    assert run.tick(DEAD_S) == []  # once
+    run.end("worker-0", -9)
+    assert run.tick() == [Start("worker-0")]
+
+
+def test_what_is_said_of_an_earlier_process_changes_nothing():
+    run = Run("replace")
+    first = run.pids["worker-0"]
+    run.end("worker-0", -9)
+    assert run.tick() == [Start("worker-0")]
+    run.begin("worker-0")
+    run.supervisor.declared_dead("worker-0", first, "its process has ended", run.now)
+    run.supervisor.left_undone(first, run.now)
+    assert run.tick(DEAD_S) == []
+
+
+def test_the_scheduler_is_told_of_each_process_that_ends():
+    run = Run("drop")
+    assert run.end("worker-0", 0) == [Report(run.pids["worker-0"])]
+    assert run.end("server-1", -9) == [Report(run.pids["server-1"])]
+    run.end("scheduler", 0)
+    assert run.end("worker-1", 0) == []
+
+
+def test_a_run_whose_workers_have_finished_is_over_when_all_have_ended():
+    run = Run()
+    for name in reversed(NAMES):
+        assert not run.over
+        run.end(name)
+    assert run.over
+    assert not run.supervisor.failed
+
+
+def test_the_cause_is_the_process_that_is_gone_and_not_those_that_were_told():
+    run = Run("stop")
+    run.declare("worker-1")
+    run.end("worker-0", 1, RunAborted("worker-1 is lost"))
+    run.end("scheduler", 1, RunAborted("worker-1 is lost"))
+    run.tick(DEAD_S)
+    run.end("worker-1", -9)
+    assert type(run.cause) is ProcessDied
+    assert run.cause.message == (
+        f"worker-1 was declared dead ({SILENT}); the run cannot go on without it "
+        "(its log: logs/worker-1.log)"
+    )
+
+
+def test_rows_that_are_lost_with_a_server_are_the_cause():
+    run = Run("stop", replicas=1)
+    run.end("server-0", -9)
+    run.end("scheduler", 1, RangeLost("server-0 died with the last replica of w[0:8)"))
+    assert run.over
+    assert isinstance(run.cause, RangeLost)
+    assert run.cause.ranges == ("w[0:8)",)
+
+
+def test_a_run_ends_with_all_the_workers_that_it_could_go_on_without():
+    run = Run("drop")
+    for name in ("worker-0", "worker-1"):
+        leave(run, name, "killed")
+    run.tick()
+    run.tick(1.0)
+    assert run.over
+    assert "worker-0 was killed" in run.cause.message
+
+
+def test_an_option_that_is_wrong_ends_the_run_at_once_whatever_is_restarted():
+    run = Run("replace")
+    run.end("worker-0", 1, InvalidValue("lr has to be positive"))
+    assert isinstance(run.cause, InvalidValue)
+
+
+def test_a_successor_waits_until_its_predecessor_counts_as_dead_and_may_come_too_late():
+    run = Run("replace")
+    leave(run, "worker-0", "killed")
+    run.tick()
+    run.begin("worker-0")
+    run.end("worker-0", 1, ClusterFull("all workers have joined"))
+    assert run.tick() == [Start("worker-0")]
+    run.begin("worker-0")
+    run.end("worker-0", 1, JoinRefused("the run has ended"))
+    assert run.tick(1.0) == []
+    assert not run.supervisor.failed
+
+
+def test_a_worker_that_was_too_slow_returns_some_times():
+    run = Run("reassign", slow_workers="backup")
+    for _ in range(RETURNS):
+        run.declare("worker-0", "dropped")
+        assert run.tick(DEAD_S) == []  # it ends at its next call
+        run.end("worker-0", 1, Dropped("the others waited for worker-0"))
+        assert run.tick() == [Start("worker-0")]
+        run.begin("worker-0")
+    run.end("worker-0", 1, Dropped("the others waited for worker-0"))
+    assert run.tick() == []
+    assert not run.supervisor.failed
+
+
+def test_processes_that_may_not_know_of_the_end_are_waited_for_a_while():
+    run = Run("drop")
+    run.declare("worker-1", "dropped")
+    for name in ("worker-0", "server-1", "server-0", "scheduler"):
+        run.end(name)
+    run.tick()
+    assert not run.over
+    run.tick(LATE_S)
+    assert run.over
+    assert run.supervisor.late() == ["worker-1"]
+    assert not run.supervisor.failed

@@ -84,7 +84,7 @@ def leave(run, name, how):
             run.end(name, 1, DeclaredDead("view 1.4 is without this worker-1"))
         case "vanishes":
             run.end(name, 0)
-            run.supervisor.left_undone(pid, run.now)
+            run.supervisor.unfinished(pid, run.now)
         case "vanishes, by the log":
             run.end(name, 0)
             run.supervisor.declared_dead(name, pid, "its process has ended", run.now)
@@ -154,7 +154,7 @@ def test_what_is_said_of_an_earlier_process_changes_nothing():
     assert run.tick() == [Start("worker-0")]
     run.begin("worker-0")
     run.supervisor.declared_dead("worker-0", first, "its process has ended", run.now)
-    run.supervisor.left_undone(first, run.now)
+    run.supervisor.unfinished(first, run.now)
     assert run.tick(DEAD_S) == []
 
 
@@ -175,13 +175,15 @@ def test_a_run_whose_workers_have_finished_is_over_when_all_have_ended():
     assert not run.supervisor.failed
 
 
-def test_the_cause_is_the_process_that_is_gone_and_not_those_that_were_told():
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_cause_is_the_process_that_is_gone_and_not_those_that_were_told(ended):
     run = Run("stop")
     run.declare("worker-1")
     run.end("worker-0", 1, RunAborted("worker-1 is lost"))
     run.end("scheduler", 1, RunAborted("worker-1 is lost"))
-    run.tick(DEAD_S)
-    run.end("worker-1", -9)
+    if ended:
+        run.tick(DEAD_S)
+        run.end("worker-1", -9)
     assert type(run.cause) is ProcessDied
     assert run.cause.message == (
         f"worker-1 was declared dead ({SILENT}); the run cannot go on without it "
@@ -251,3 +253,14 @@ def test_processes_that_may_not_know_of_the_end_are_waited_for_a_while():
     assert run.over
     assert run.supervisor.late() == ["worker-1"]
     assert not run.supervisor.failed
+
+
+def test_a_server_that_has_left_in_order_is_not_restarted_by_its_status():
+    """The scheduler knows no member of that process any more, and has not lost one."""
+    run = Run()
+    pid = run.pids["server-1"]
+    run.end("server-1", 0)
+    run.supervisor.unfinished(pid, run.now)
+    assert run.tick(1.0) == []
+    run.supervisor.declared_dead("server-1", pid, "its process has ended", run.now)
+    assert run.tick(1.0) == [Start("server-1")]  # but one that vanished is

@@ -16,7 +16,8 @@ from shoal.cli import main
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import server_task, start_cluster
-from shoal.engines.local import LocalEngine, spare_processes
+from shoal.engines.local import LocalEngine
+from shoal.engines.supervisor import loss_policy
 from shoal.factories import importable
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
@@ -228,8 +229,8 @@ def test_a_server_that_is_killed_before_all_have_joined_is_started_again(tmp_pat
 
         until(only_the_worker_is_missing, "both servers have joined")
         os.kill(engine.pid("server-0"), signal.SIGKILL)
-        spare = spare_processes(2, 2)
-        watching = threading.Thread(target=engine.join, kwargs={"spare": spare}, daemon=True)
+        policy = {"policy": loss_policy(2, 2)}
+        watching = threading.Thread(target=engine.join, kwargs=policy, daemon=True)
         watching.start()
         with Client(address, ClientOptions(init_timeout_s=30.0)) as client:
             assert len(client.view.servers) == 2

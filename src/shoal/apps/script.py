@@ -157,6 +157,7 @@ def _workers(
         "SHOAL_SYNC_TIMEOUT_S": str(how.sync_timeout_s),
         "SHOAL_ON_TIMEOUT": how.on_timeout,
         "SHOAL_ON_WORKER_LOSS": how.on_worker_loss,
+        "SHOAL_WORLD_SIZE": str(how.workers),
         "SHOAL_RUN_DIR": str(engine.folder.path.resolve()),
         "OMP_NUM_THREADS": str(threads),
         **variables_of(how),

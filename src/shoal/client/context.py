@@ -22,7 +22,8 @@ class Context:
 
     Attributes:
         rank: this worker's rank; it does not change during the run.
-        world_size: number of workers when this one joined.
+        world_size: number of workers: of `shoal run`, with those that have finished or are lost; of
+            a run that was started otherwise, those that there were when this one joined.
         client: the connection to the cluster.
         tables_before: tables of the run when this worker joined, if it replaces one that has failed
             and continues at its clock; none for other workers.

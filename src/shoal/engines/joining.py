@@ -139,7 +139,8 @@ def init(
     before = frozenset(spec.name for spec in client.view.tables) if client.clock else frozenset()
     context = Context(
         client.rank,
-        client.world_size,
+        # others may have finished, or be lost, before one is replaced
+        client.world_size if group else max(client.world_size, _number(env, "SHOAL_WORLD_SIZE", 0)),
         client,
         passed,
         tables,

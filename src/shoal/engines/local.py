@@ -82,7 +82,7 @@ class LocalEngine:
         self._tasks: dict[str, Task] = {}
         self._supervisor = Supervisor()
         self._new_losses = NewEvents(folder.events, ("lost",))
-        self._undone: deque[int] = deque()  # processes that had not finished, by other threads
+        self._unfinished: deque[int] = deque()  # processes that had not finished, by other threads
         ours, theirs = socket.socketpair()
         self._commands = ours
         self._pending = b""
@@ -178,16 +178,16 @@ class LocalEngine:
         finally:
             node.close()
         if isinstance(reporter.answer, DeathReportSeen) and not reporter.answer.finished:
-            self._undone.append(pid)
+            self._unfinished.append(pid)
 
     def _look(self) -> None:
         """Hear what the scheduler says of processes."""
         now = monotonic()
         for event in self._new_losses():
             how = event.get("how", "")
-            self._do(self._supervisor.declared_dead(event["name"], event["process"], how, now))
-        while self._undone:
-            self._supervisor.left_undone(self._undone.popleft(), now)
+            self._supervisor.declared_dead(event["name"], event["process"], how, now)
+        while self._unfinished:
+            self._supervisor.unfinished(self._unfinished.popleft(), now)
         self._do(self._supervisor.tick(now))
 
     def join(

@@ -131,7 +131,7 @@ class FaultTolerantRun(ResumableRun, frozen=True, kw_only=True, forbid_unknown_f
     def policy(self) -> dict[str, Any]:
         """What a scheduler does about lost and slow workers: fields of `SchedulerRole`."""
         return {
-            "on_worker_loss": "stop" if self.on_worker_loss == "stop" else "drop",
+            "on_worker_loss": "drop" if self.on_worker_loss == "reassign" else self.on_worker_loss,
             "elastic": self.on_worker_loss == "replace" or self.slow_workers == "backup",
             "slow_workers": self.slow_workers,
             "drop_after_s": self.sync_timeout_s if self.on_timeout == "drop" else 0.0,
@@ -153,7 +153,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     servers: Servers = 1
     replicas: Replicas = 1
     elastic: Annotated[bool, option("Cluster", "workers may join and leave during the run")] = False
-    on_worker_loss: Annotated[Literal["stop", "drop"], option("Fault tolerance", "when a worker of the first group dies or is silent: stop the run; or drop the worker")] = "drop"
+    on_worker_loss: Annotated[Literal["stop", "drop", "replace"], option("Fault tolerance", "when a worker of the first group dies or is silent: stop the run; drop the worker; or wait for another to take its place (replace)")] = "drop"
     slow_workers: SlowWorkers = "wait"
     drop_after_s: Annotated[float, option("Fault tolerance", "seconds after which a worker is dropped for which others have waited without a break; 0: never", ge=0)] = 0.0
     failure_timeout_s: Annotated[float, option("Fault tolerance", "seconds of silence after which a member counts as failed; more for a member whose heartbeats come late", ge=3.0)] = 10.0

@@ -147,22 +147,27 @@ class Supervisor:
             self._unproven[each.pid] = each
         return [Report(each.pid)] if "scheduler" in self._living else []
 
-    def declared_dead(self, name: str, pid: int, how: str, now: float) -> list[Decision]:
+    def declared_dead(self, name: str, pid: int, how: str, now: float) -> None:
         """The scheduler goes on without a member, whose process may live."""
         self._gone_on_without.add(name)
         if self._living.get(name) == pid and how != TOO_SLOW:  # that one ends at its next call
             self._declared[pid] = how
             self._kill_at[name] = now + DEAD_S
         elif pid in self._unproven:
-            self.left_undone(pid, now)
-        return []
+            self._left_undone(pid, now)
 
-    def left_undone(self, pid: int, now: float) -> None:
-        """A process that ended with status 0 had not finished its work."""
-        each = self._unproven.pop(pid, None)
-        if each is not None:
-            how = "ended with status 0 before its work was done"
-            self._lose(msgspec.structs.replace(each, how=how), now, False)
+    def unfinished(self, pid: int, now: float) -> None:
+        """No member has finished its work in a process that has ended.
+
+        Of a server this says nothing: it may have left the run in order.
+        """
+        each = self._unproven.get(pid)
+        if each is not None and each.name.startswith("worker"):
+            self._left_undone(pid, now)
+
+    def _left_undone(self, pid: int, now: float) -> None:
+        how = "ended with status 0 before its work was done"
+        self._lose(msgspec.structs.replace(self._unproven.pop(pid), how=how), now, False)
 
     def tick(self, now: float) -> list[Decision]:
         """What is due."""
@@ -263,6 +268,15 @@ class Supervisor:
         """The processes that have not ended."""
         return sorted(self._living)
 
+    def _dead_and_living(self) -> list[Exit]:
+        """The processes that are dead to the run, which ends without them, and have not ended."""
+        tolerated = self.policy.given_up | self.policy.restarted
+        return [
+            Exit(name, 0, pid, None, f"was declared dead ({self._declared[pid]})")
+            for name, pid in self._living.items()
+            if pid in self._declared and name not in tolerated
+        ]
+
     def cause(self, log_of: Callable[[str], Path]) -> ShoalError:
         """The most telling error: a process that is gone first, then the first typed report.
 
@@ -270,7 +284,8 @@ class Supervisor:
         """
         exits = [*self.failed, *self.lost]  # with all its workers a run is lost as well
         told = [(each, each.error) for each in exits if each.error is not None]
-        gone = next((each for each in self.failed if each.code < 0 or each.how), None)
+        ended = [each for each in self.failed if each.code < 0 or each.how]
+        gone = next(iter([*ended, *self._dead_and_living()]), None)
         if gone is not None:
             how, where = f"{gone.name} {how_it_ended(gone)}", f"(its log: {log_of(gone.name)})"
             for _, error in told:

@@ -8,6 +8,7 @@ from shoal.protocol.messages import (
     Abort,
     BarrierArrival,
     BarrierReleased,
+    DeathReport,
     End,
     Finish,
     Frozen,
@@ -181,3 +182,35 @@ def test_a_promise_with_a_view_that_no_scheduler_has_made_is_refused(started):
     view = replace(started.view, servers=())
     promise = Frozen((1, 2), (), adopted=replace(view, tables=(), placements=((),)))
     assert "placements of 1" in started.machine.problem_of(Received("server-0", promise))
+
+
+@pytest.mark.parametrize("option", ["stop", "drop", "replace"])
+def test_a_workers_loss_ends_the_run_or_not_as_the_option_says(rigs, option):
+    """With "stop" others went on for a while, and wrote checkpoints without its data."""
+    rig = rigs.SchedulerRig(on_worker_loss=option, elastic=option == "replace")
+    for number, name in enumerate(("server-0", "worker-0", "worker-1"), 10):
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+    rig.promise()
+    rig.receive("engine", DeathReport("here", 12))
+    assert rig.machine.ended == (option == "stop")
+    if option == "stop":
+        assert "worker-1 is lost (its process has ended)" in rig.told(End)["worker-0"].error
+        return
+    rig.promise()
+    rig.receive("worker-0", Finish(2))
+    rig.confirm()
+    assert rig.machine.ended == (option == "drop")
+    if option == "replace":
+        rig.join("worker-2")
+        rig.receive("worker-2", Finish(rig.incarnation("worker-2")))
+        rig.confirm()
+        assert rig.machine.ended
+
+
+def test_a_guests_loss_does_not_stop_a_run(rigs):
+    rig = rigs.SchedulerRig(on_worker_loss="stop")
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.receive("guest-0", Join("guest-0", "worker", "", "here", 0, 77, "eval", 1))
+    rig.promise()
+    rig.receive("engine", DeathReport("here", 77))
+    assert not rig.machine.ended

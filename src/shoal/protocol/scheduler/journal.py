@@ -40,7 +40,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     passed:            clocks of the runs that this one continues, for the names of checkpoints
     fragment_rows:     by table, its fragment size in the shards that servers begin with: update
                        counts are by fragment
-    stops:             the run ends when a worker of the first group is lost (--on-worker-loss stop)
+    on_worker_loss:    when a worker of the first group is lost, "stop": the run ends; "drop": it
+                       goes on; "replace": and is not over before another has taken its place
     elastic:           workers may join and leave during the run
     run:               name of the run, unless an earlier scheduler has given it one
     """
@@ -57,7 +58,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     resend_s: float = 0.25
     linger_s: float = 2.0
     elastic: bool = False
-    stops: bool = False
+    on_worker_loss: str = "drop"
     replicas: int = 1
     drain_s: float = 2.0
     pause_s: float = 10.0

@@ -11,17 +11,20 @@ from shoal.protocol.views import Member, NodeId, View
 TOO_SLOW = "dropped"  # how a worker is lost for which the others have waited too long
 
 
-def end_of(dead: Member, rows: Sequence[str] | None, how: str, stops: bool) -> ShoalError | None:
+def end_of(
+    dead: Member, rows: Sequence[str] | None, how: str, on_worker_loss: str
+) -> ShoalError | None:
     """Why the run ends with a member; None if it goes on.
 
-    rows:   that are lost with it; None if none are
-    stops:  whether the run ends when a worker of the first group is lost
+    rows:            that are lost with it; None if none are
+    on_worker_loss:  what the run does without a worker of the first group
     """
     if rows is not None:
         where = f" on {dead.host}" if dead.host else ""
         all_of = ", ".join(rows) or "everything"
         return RangeLost(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
-    if stops and dead.role == "worker" and not dead.group and how != TOO_SLOW:
+    first = dead.role == "worker" and not dead.group
+    if first and on_worker_loss == "stop" and how != TOO_SLOW:
         return RunAborted(
             f"{dead.name} is lost ({how}), and the run stops: --on-worker-loss says when it goes on"
         )

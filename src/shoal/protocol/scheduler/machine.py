@@ -212,7 +212,7 @@ class SchedulerMachine:
             told = {"name": member.name, "how": how, "process": member.process}
             out.append(Note("lost", {**told, "node": node}))
             rows = self._views.bereaved(member)
-            if error := end_of(member, rows, how, self.options.stops):
+            if error := end_of(member, rows, how, self.options.on_worker_loss):
                 self._end(error, now, out)
                 return
             self._over(member.group, aborted)
@@ -350,13 +350,11 @@ class SchedulerMachine:
             out.extend(answers)
 
     def _end_if_done(self, now: float, out: Effects) -> None:
-        """End the run when no worker is at work; in order once all servers have shown their rows.
-
-        Others have taken over from dead servers by then. A scheduler that restarts looks again.
-        """
+        """End the run if no worker is at work; in order when living servers have shown all rows."""
         members, finished = self.members.by_id, self.members.finished
         waiting = gathering(members, self.view, finished)
-        if self.view is None or not waiting.issuperset(self.members.at_work()):
+        awaited = self.options.on_worker_loss == "replace" and self.members.missing_workers()
+        if self.view is None or awaited or not waiting.issuperset(self.members.at_work()):
             return
         if not finished.isdisjoint(m.id for m in members.values() if not m.group):
             confirmed = self._shutdown.ask(self._views.term, self.members.servers(), now, out)

@@ -31,7 +31,7 @@ class Members:
         self.finished: set[NodeId] = set(record.finished)
         self.next_incarnation = record.next_incarnation
         self.detector = FailureDetector(options)
-        self._servers = options.servers
+        self._servers, self._workers = options.servers, options.workers
         self._memory: dict[NodeId, int] = {}  # of servers that have joined this scheduler
         self._finished_at: dict[NodeId, float] = {}  # since this scheduler started
 
@@ -123,6 +123,10 @@ class Members:
             if member.role == "worker" and node not in self.finished
             if group is None or member.group == group
         ]
+
+    def missing_workers(self) -> int:
+        """How many workers of the first group have been lost, and not replaced."""
+        return max(0, self._workers - len(self.group("worker", "")))
 
     def servers(self) -> list[NodeId]:
         return [node for node, member in self.by_id.items() if member.role == "server"]

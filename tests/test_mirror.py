@@ -12,6 +12,7 @@ CROSS_CUTTING = {
     "apps/test_ctr_runs.py",
     "cli/test_options.py",
     "docs",
+    "protocol/scheduler/test_records.py",
     "protocol/server",
     "protocol/test_sparse.py",
     "real",

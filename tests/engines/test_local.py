@@ -4,7 +4,7 @@ import pytest
 
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine
-from shoal.engines.supervisor import LossPolicy
+from shoal.engines.supervision.supervisor import LossPolicy
 from shoal.errors import InvalidValue, ProcessDied
 from shoal.storage.run_folder import RunFolder
 

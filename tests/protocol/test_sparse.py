@@ -7,7 +7,7 @@ from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.protocol.limits import KEYS_MAX
 from shoal.protocol.machine import Discard, Received, Send
 from shoal.protocol.messages import SAME, NewView, Part, Request
-from shoal.protocol.scheduler.placement import place
+from shoal.protocol.scheduler.rows.placement import place
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View

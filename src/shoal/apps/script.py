@@ -28,6 +28,7 @@ from shoal.engines.local import LocalEngine
 from shoal.engines.options import WorkerRole
 from shoal.engines.output import Followed
 from shoal.engines.script_options import variables_of
+from shoal.engines.supervision.gathering import UNLIMITED_S
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import anywhere, importable
 from shoal.jobs.spec import SCRIPT, dump_job
@@ -157,6 +158,7 @@ def _workers(
         "SHOAL_SYNC_TIMEOUT_S": str(how.sync_timeout_s),
         "SHOAL_ON_TIMEOUT": how.on_timeout,
         "SHOAL_ON_WORKER_LOSS": how.on_worker_loss,
+        "SHOAL_INIT_TIMEOUT_S": str(UNLIMITED_S),
         "SHOAL_WORLD_SIZE": str(how.workers),
         "SHOAL_RUN_DIR": str(engine.folder.path.resolve()),
         "OMP_NUM_THREADS": str(threads),

@@ -14,6 +14,7 @@ from shoal.engines.base import DENSE, Task
 from shoal.engines.host_memory import table_memory
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import ResumableRun, RunOptions, SchedulerRole, ServerRole
+from shoal.engines.supervision.gathering import UNLIMITED_S
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.scratch import ScratchFolder
 from shoal.storage.shard_files import SavedTables
@@ -113,13 +114,14 @@ def run_tasks(
     server = ServerRole(
         listen="" if run.transport == "unix" else "tcp://127.0.0.1:0",
         memory=run.memory,
+        init_timeout_s=UNLIMITED_S,
         save=str(engine.folder.shards.resolve()) if save else "",
         init=init,
         imports=tuple(imports),
         script=tuple(script),
         **common,
     )
-    told["on_worker_loss"] = "stop"
+    told |= {"on_worker_loss": "stop", "join_timeout_s": UNLIMITED_S}
     told["leases"] = str(engine.folder.leases.resolve())
     if init:
         told["fragment_rows"] = SavedTables(Path(init)).fragment_rows

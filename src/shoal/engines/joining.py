@@ -38,7 +38,7 @@ def init(
     token: str = "",
     sync_timeout_s: float | None = None,
     on_timeout: OnTimeout | None = None,
-    init_timeout_s: float = 60.0,
+    init_timeout_s: float | None = None,
     rank: int | None = None,
     imports: Sequence[str] = (),
     group: str = "",
@@ -62,7 +62,8 @@ def init(
             twice this time. None for SHOAL_SYNC_TIMEOUT_S, which `shoal run` sets, or 10.
         on_timeout: what becomes of such a request, as `ClientOptions` says. None for
             SHOAL_ON_TIMEOUT, which `shoal run` sets, or "ask".
-        init_timeout_s: seconds to wait until the cluster is complete.
+        init_timeout_s: seconds to wait until the cluster is complete. None for
+            SHOAL_INIT_TIMEOUT_S, which `shoal run` sets to no limit, or 60.
         rank: the rank to ask for. None for SHOAL_RANK or any.
         imports: modules or files that define access methods or handlers; this process and the
             servers started here import them. A server finds what the script itself defines: it
@@ -109,6 +110,8 @@ def init(
     if sync_timeout_s is None:
         sync_timeout_s = _number(env, "SHOAL_SYNC_TIMEOUT_S", 10.0)
     code: Any = {"imports": [importable(each) for each in imports], "script": main_script()}
+    if init_timeout_s is None:
+        init_timeout_s = _number(env, "SHOAL_INIT_TIMEOUT_S", 60.0)
     engine: LocalEngine | None = None
     if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
         address, secret, engine, wish = gather(env, count, **code)

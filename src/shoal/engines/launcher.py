@@ -27,6 +27,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from shoal.engines.supervision.gathering import show_stack_on_signal
+
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNET = 0x40000000
 
@@ -130,6 +132,7 @@ class Launcher:
         if isinstance(sys.stdout, TextIOWrapper):  # not None: it was closed
             sys.stdout.reconfigure(line_buffering=True)  # logs have each line at once
         os.close(log)
+        show_stack_on_signal()
         os.environ.update(command.get("env", {}))
         if command.get("network"):
             move_to(command["network"])

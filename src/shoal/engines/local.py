@@ -29,7 +29,8 @@ from time import monotonic
 import msgspec
 
 from shoal.engines.base import Exit, Task
-from shoal.engines.supervisor import (
+from shoal.engines.supervision.gathering import Gathering
+from shoal.engines.supervision.supervisor import (
     LATE_S,
     Decision,
     Kill,
@@ -81,7 +82,8 @@ class LocalEngine:
         self.running: dict[str, int] = {}  # pids by name, 0 until known
         self._tasks: dict[str, Task] = {}
         self._supervisor = Supervisor()
-        self._new_losses = NewEvents(folder.events, ("lost",))
+        self._gathering = Gathering(folder.log)
+        self._news = NewEvents(folder.events, ("joined", "lost"))
         self._unfinished: deque[int] = deque()  # processes that had not finished, by other threads
         ours, theirs = socket.socketpair()
         self._commands = ours
@@ -183,9 +185,13 @@ class LocalEngine:
     def _look(self) -> None:
         """Hear what the scheduler says of processes."""
         now = monotonic()
-        for event in self._new_losses():
-            how = event.get("how", "")
-            self._supervisor.declared_dead(event["name"], event["process"], how, now)
+        for event in self._news():
+            name, pid = event.get("name", ""), event.get("process", 0)
+            if event["kind"] == "joined":
+                self._gathering.joined(pid)
+            else:
+                self._supervisor.declared_dead(name, pid, event.get("how", ""), now)
+        self._gathering.look(self.running, now)
         while self._unfinished:
             self._supervisor.unfinished(self._unfinished.popleft(), now)
         self._do(self._supervisor.tick(now))

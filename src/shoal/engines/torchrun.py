@@ -5,13 +5,19 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any
 
 from shoal.engines.cluster import cluster_here
 from shoal.engines.local import LocalEngine
+from shoal.engines.roles import own_address
+from shoal.errors import InvalidValue
+from shoal.transport.tcp import endpoint_of
 
 KEY = "shoal/scheduler"
+ELSEWHERE = "tcp://192.0.2.1:9"  # of no host (RFC 5737), so that the default route leads there
 
 
 def gather(
@@ -38,7 +44,7 @@ def gather(
         return address, token, None, rank
     address = token = server_listen = ""
     if int(env.get("LOCAL_WORLD_SIZE", "1")) != size:  # other hosts have to reach the cluster
-        host = socket.gethostbyname(socket.gethostname())
+        host = reachable(env)
         address, server_listen = f"tcp://{host}:{_free_port(host)}", f"tcp://{host}:0"
         token = secrets.token_urlsafe(24)
     reach: Any = {"listen": address, "server_listen": server_listen, "token": token}
@@ -46,6 +52,28 @@ def gather(
     address = address or engine.address("scheduler")
     store.set(KEY, f"{address} {token}")
     return address, token, engine, rank
+
+
+def reachable(env: Mapping[str, str]) -> str:
+    """The address of this host that the other hosts of the job can reach.
+
+    It is that of the interface SHOAL_INTERFACE, of the one that leads to MASTER_ADDR, or of the
+    default route. The host's own name may stand for loopback, or be unknown.
+
+    Raises:
+        InvalidValue: there is none.
+    """
+    interface = env.get("SHOAL_INTERFACE", "")
+    ways = [f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}", ELSEWHERE]
+    for way in ways[: 1 if interface else None]:
+        with suppress(OSError):
+            host, _ = endpoint_of(own_address(way, interface))
+            if interface or not ip_address(host).is_loopback:
+                return host
+    raise InvalidValue(
+        f"no address of this host is known that other hosts can reach (MASTER_ADDR is "
+        f"{env['MASTER_ADDR']}): set SHOAL_INTERFACE to the name of its network interface"
+    )
 
 
 def _free_port(host: str) -> int:

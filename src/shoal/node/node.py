@@ -354,10 +354,9 @@ class Node:
                 self.error = effect.error
 
     def _hang_up(self, to: NodeId) -> None:
+        self._dialer.forget(to)
         connection = self._peers.get(to)
-        if connection is None:
-            self._dialer.forget(to)
-        elif connection.backlog:
+        if connection is not None and connection.backlog:
             self._drop(connection)
 
     def _send(self, effect: Send) -> None:

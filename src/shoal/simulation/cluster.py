@@ -16,7 +16,7 @@ from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
-from shoal.protocol.scheduler.placement import replicas_of
+from shoal.protocol.scheduler.rows.placement import replicas_of
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.shard_store import ShardStore
 from shoal.protocol.session import Session

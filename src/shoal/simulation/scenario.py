@@ -19,7 +19,7 @@ from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen, Mes
 from shoal.protocol.scheduler.failure_detector import LOOK_S
 from shoal.protocol.scheduler.leases.log import LogEntry
 from shoal.protocol.scheduler.machine import SchedulerMachine
-from shoal.protocol.scheduler.placement import lost
+from shoal.protocol.scheduler.rows.placement import lost
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine

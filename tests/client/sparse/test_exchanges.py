@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from shoal.client.sparse.exchanges import Batch, keys_of, pull_op, push_op
 from shoal.errors import InvalidValue, NotFinite, Refused, UnknownName
 from shoal.keys import KeyRange, slot_of
-from shoal.protocol.scheduler.placement import place
+from shoal.protocol.scheduler.rows.placement import place
 from shoal.protocol.views import Member, View
 from shoal.tables.consistency import asp, bsp
 from shoal.tables.init import Init

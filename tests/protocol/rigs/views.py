@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from shoal.keys import KeyRange
-from shoal.protocol.scheduler.placement import place
+from shoal.protocol.scheduler.rows.placement import place
 from shoal.protocol.views import Member, View
 from shoal.tables.consistency import Consistency, asp
 from shoal.tables.spec import TableSpec

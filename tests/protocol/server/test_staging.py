@@ -7,7 +7,7 @@ from shoal.errors import InvariantBroken
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Discard, Note, Received, Send
 from shoal.protocol.messages import NewView, Part, Reply, Request
-from shoal.protocol.scheduler.placement import place
+from shoal.protocol.scheduler.rows.placement import place
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, Placement, View

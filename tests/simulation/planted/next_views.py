@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from shoal.protocol.scheduler.rebalance import Moves
+from shoal.protocol.scheduler.rows.rebalance import Moves
 from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.server.opening import ShardOpening
 from shoal.protocol.server.view_change.adoption import ViewAdoption

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from shoal.protocol.consistency import VectorClock
 from shoal.protocol.messages import Request
-from shoal.protocol.scheduler import losses
 from shoal.protocol.scheduler import membership as membership_module
-from shoal.protocol.scheduler.rebalance import Migration
+from shoal.protocol.scheduler.rows import losses
+from shoal.protocol.scheduler.rows.rebalance import Migration
 from shoal.protocol.server.admission import Admission, Ends
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.executor import Applier, Executor
@@ -113,11 +113,11 @@ def credit_given_back_when_all_have_it():
     """Around a circle of chains each waits for the next."""
     right = Link.heard
 
-    def heard(self, number):
+    def heard(self, number, now):
         done = self.there
         while done < number and self._entries[done].done:
             done += 1
-        return right(self, done)
+        return right(self, done, now)
 
     with patch.object(Link, "heard", heard):
         yield

@@ -17,7 +17,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Effects, Received, Send, Sink
 from shoal.protocol.messages import SCHEDULER, Message, NewView
 from shoal.protocol.requests import Exchange, PullOp, PushOp
-from shoal.protocol.scheduler.placement import place
+from shoal.protocol.scheduler.rows.placement import place
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View

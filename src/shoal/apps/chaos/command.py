@@ -29,7 +29,7 @@ from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine
 from shoal.engines.local import LocalEngine
 from shoal.engines.roles import BROKEN_HERE_S
-from shoal.engines.supervisor import loss_policy
+from shoal.engines.supervision.supervisor import loss_policy
 from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
 from shoal.protocol.scheduler.journal import SchedulerOptions

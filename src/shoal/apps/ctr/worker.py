@@ -24,6 +24,7 @@ from shoal.client.client import Client
 from shoal.client.context import Context
 from shoal.client.options import ClientOptions
 from shoal.engines.roles import configure_log
+from shoal.engines.supervision.gathering import UNLIMITED_S
 from shoal.node.memory import keep_memory
 from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
@@ -51,7 +52,12 @@ def run_ctr_worker(
     options = msgspec.convert(spec, CtrSpec)
     paths = RunFolder(Path(folder))
     log = EventLog(paths.events, f"worker-{rank}", started_at)
-    joining = ClientOptions(token=token, rank=rank, sync_timeout_s=options.sync_timeout_s)
+    joining = ClientOptions(
+        token=token,
+        rank=rank,
+        sync_timeout_s=options.sync_timeout_s,
+        init_timeout_s=UNLIMITED_S,
+    )
     with Client(scheduler, joining) as client:
         trainer = Trainer(options, Context(rank, options.workers, client), log, passed)
         trainer.train()

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import FaultTolerantRun, ResumableRun, words_for
-from shoal.engines.supervisor import loss_policy
+from shoal.engines.supervision.supervisor import loss_policy
 from shoal.errors import DataMissing, InvalidValue, ProcessDied, RangeLost, UsageError
 from shoal.factories import uninterrupted
 from shoal.jobs.spec import JobSpec, from_mapping, load_run_job

@@ -17,6 +17,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.collective.process_group import ProcessGroup
 from shoal.engines.roles import configure_log
+from shoal.engines.supervision.gathering import UNLIMITED_S
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import from_mapping
 from shoal.node.memory import keep_memory
@@ -61,6 +62,7 @@ def run_worker(
     options = ClientOptions(
         token=token,
         rank=rank,
+        init_timeout_s=UNLIMITED_S,
         sync_timeout_s=spec.sync_timeout_s,
         on_timeout=spec.on_timeout,
         abort_on_error=spec.on_worker_loss == "stop",

@@ -30,7 +30,7 @@ from shoal.apps.word2vec.vectors import (
 from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, worker_tasks
 from shoal.engines.local import LocalEngine
-from shoal.engines.supervisor import loss_policy
+from shoal.engines.supervision.supervisor import loss_policy
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import converted, dump_job, load_run_job
 from shoal.reports.live import Live, progress_console

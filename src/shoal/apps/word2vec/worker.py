@@ -35,6 +35,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.client.sparse.exchanges import Batch, pull_op, push_op
 from shoal.engines.roles import configure_log
+from shoal.engines.supervision.gathering import UNLIMITED_S
 from shoal.node.memory import keep_memory
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.storage.event_log import EventLog
@@ -68,7 +69,12 @@ def run_words_worker(
     paths = RunFolder(Path(folder))
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     ids, counts = load_ids(Path(corpus))
-    joining = ClientOptions(token=token, rank=rank, sync_timeout_s=options.sync_timeout_s)
+    joining = ClientOptions(
+        token=token,
+        rank=rank,
+        sync_timeout_s=options.sync_timeout_s,
+        init_timeout_s=UNLIMITED_S,
+    )
     with Client(scheduler, joining) as client:
         trainer = Trainer(options, client, ids[shares(ids, options.workers)[rank]], counts, log)
         client.barrier("ready")

@@ -55,9 +55,9 @@ from shoal.protocol.messages import (
 from shoal.protocol.scheduler.barriers import Barriers
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, read_record
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
-from shoal.protocol.scheduler.losses import TOO_SLOW, end_of
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import gathering, join_refusal, missing
+from shoal.protocol.scheduler.rows.losses import TOO_SLOW, end_of
 from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.scheduler.stragglers import Stragglers
 from shoal.protocol.scheduler.tools import OF_TOOLS, Tools
@@ -335,7 +335,8 @@ class SchedulerMachine:
                 return
             known = self.members.admit(sender, message)
             self._persist(out)
-            out.append(Note("joined", {"name": known.name, "node": sender}))
+            told = {"name": known.name, "process": known.process}
+            out.append(Note("joined", {**told, "node": sender}))
         self.members.heard_of([sender], now)
         out.append(Send(sender, Joined(known.incarnation, known.rank, self._run)))
         if self.view is not None and self.view.member(sender) is not None:

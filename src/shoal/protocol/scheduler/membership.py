@@ -9,8 +9,8 @@ import msgspec
 
 from shoal.protocol.messages import Frozen, Join, NotJoined
 from shoal.protocol.scheduler.journal import SchedulerOptions
-from shoal.protocol.scheduler.placement import Placements, place
-from shoal.protocol.scheduler.rebalance import Moves, next_placements
+from shoal.protocol.scheduler.rows.placement import Placements, place
+from shoal.protocol.scheduler.rows.rebalance import Moves, next_placements
 from shoal.protocol.session import START_AGAIN
 from shoal.protocol.views import FOREVER, Member, NodeId, View, valid_group
 from shoal.tables.spec import TableSpec

@@ -12,7 +12,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import NotDeclared, OpenShards, ShardsOpened, Waiting
 from shoal.protocol.namespaces import owner
-from shoal.protocol.scheduler.rebalance import Barred, Opened
+from shoal.protocol.scheduler.rows.rebalance import Barred, Opened
 from shoal.protocol.views import Member, NodeId, View
 from shoal.tables.consistency import asp
 from shoal.tables.sizes import size

@@ -33,12 +33,12 @@ from shoal.protocol.messages import (
 from shoal.protocol.scheduler.checkpoint_plan import CheckpointPlan
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.leases.ledgers import LeaseLedgers
-from shoal.protocol.scheduler.losses import bereft, lost_with
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import decide_view, missing, next_view
-from shoal.protocol.scheduler.placement import crowded
 from shoal.protocol.scheduler.proposal import Proposal
-from shoal.protocol.scheduler.rebalance import Migration, Opened, unchanged
+from shoal.protocol.scheduler.rows.losses import bereft, lost_with
+from shoal.protocol.scheduler.rows.placement import crowded
+from shoal.protocol.scheduler.rows.rebalance import Migration, Opened, unchanged
 from shoal.protocol.scheduler.table_catalog import Openings, TableCatalog
 from shoal.protocol.views import NO_VIEW, Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.keys import tiles
-from shoal.protocol.scheduler.placement import crowded, place
+from shoal.protocol.scheduler.rows.placement import crowded, place
 from shoal.protocol.views import Member
 from shoal.tables.spec import TableSpec
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.engines.base import Exit
-from shoal.engines.supervisor import (
+from shoal.engines.supervision.supervisor import (
     DEAD_S,
     KILLED_S,
     LATE_S,

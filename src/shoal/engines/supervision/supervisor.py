@@ -17,7 +17,7 @@ from signal import Signals
 import msgspec
 
 from shoal.engines.base import Exit
-from shoal.engines.restarts import Restarts
+from shoal.engines.supervision.restarts import Restarts
 from shoal.errors import (
     ClusterFull,
     DeclaredDead,
@@ -30,7 +30,7 @@ from shoal.errors import (
     RunAborted,
     ShoalError,
 )
-from shoal.protocol.scheduler.losses import TOO_SLOW
+from shoal.protocol.scheduler.rows.losses import TOO_SLOW
 
 log = logging.getLogger("shoal.engine")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from shoal.errors import RangeLost, RunAborted, ShoalError
-from shoal.protocol.scheduler.placement import lost
+from shoal.protocol.scheduler.rows.placement import lost
 from shoal.protocol.views import Member, NodeId, View
 
 TOO_SLOW = "dropped"  # how a worker is lost for which the others have waited too long

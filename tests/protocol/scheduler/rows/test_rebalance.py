@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange, tiles
-from shoal.protocol.scheduler.placement import crowded, place
-from shoal.protocol.scheduler.rebalance import Migration, Moves, next_placements, unchanged
+from shoal.protocol.scheduler.rows.placement import crowded, place
+from shoal.protocol.scheduler.rows.rebalance import Migration, Moves, next_placements, unchanged
 from shoal.protocol.views import Member, Placement, View
 from shoal.tables.spec import Access, TableSpec
 

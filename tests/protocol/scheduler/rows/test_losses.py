@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.keys import KeyRange
-from shoal.protocol.scheduler.losses import bereft, lost_with
+from shoal.protocol.scheduler.rows.losses import bereft, lost_with
 from shoal.protocol.views import Member, Placement, View
 from shoal.tables.spec import TableSpec
 

@@ -16,7 +16,7 @@ from itertools import chain
 import msgspec
 
 from shoal.keys import KeyRange
-from shoal.protocol.scheduler.placement import Placements, divisible, movable, replicas_of
+from shoal.protocol.scheduler.rows.placement import Placements, divisible, movable, replicas_of
 from shoal.protocol.views import Member, NodeId, Placement, View
 from shoal.tables.spec import TableSpec
 

@@ -1,0 +1,96 @@
+"""Gathering: says which processes have not joined the run yet, and what they do.
+
+Imports and the preparation of data may take any time before a script joins, and nobody ends a
+process for it that is watched. So whoever waits is told where it is: `faulthandler` writes the
+stack of a process to its log when the signal comes, also from within C code.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+log = logging.getLogger("shoal.engine")
+
+UNLIMITED_S = 1e9  # for a process that is watched to join
+SAY_S = 30.0  # after the start; then after twice the time, and so on
+STACK_SIGNAL = signal.SIGRTMIN + 9
+STDERR = 2
+FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
+OTHERS = re.compile(r"/(site|dist)-packages/|/lib/python|/shoal/|^<")  # code that is not the user's
+
+
+def show_stack_on_signal() -> None:
+    """Have this process write its stack to its log when it is asked to."""
+    faulthandler.register(STACK_SIGNAL, STDERR, all_threads=False)
+
+
+class Gathering:
+    """The processes that have not joined.
+
+    log_of:  the log of a process, by name
+    """
+
+    def __init__(self, log_of: Callable[[str], Path]) -> None:
+        self._log_of = log_of
+        self._joined: set[int] = set()
+        self._began: float | None = None
+        self._say_at = 0.0
+        self._asked: dict[str, int] = {}  # sizes of logs, in which stacks are to come
+
+    def joined(self, pid: int) -> None:
+        """The scheduler has admitted a process."""
+        self._joined.add(pid)
+
+    def look(self, living: Mapping[str, int], now: float) -> None:
+        """Say who has not joined, if it is time.
+
+        living:  processes by name; 0 for one that is being started
+        """
+        if self._began is None:
+            self._began, self._say_at = now, now + SAY_S
+        if self._asked:
+            self._say(now - self._began)
+        if now < self._say_at:
+            return
+        self._say_at = now + 2 * (now - self._began)
+        late = {n: pid for n, pid in living.items() if n != "scheduler" and pid not in self._joined}
+        for name, pid in late.items():
+            with suppress(OSError):
+                self._asked[name] = self._log_of(name).stat().st_size
+                if _shows_stack(pid):
+                    os.kill(pid, STACK_SIGNAL)
+
+    def _say(self, seconds: float) -> None:
+        places = {name: _place(self._log_of(name), size) for name, size in self._asked.items()}
+        self._asked.clear()
+        told = [f"{name} ({place})" if place else name for name, place in sorted(places.items())]
+        log.warning("not in the run yet after %.0f s: %s", seconds, ", ".join(told))
+
+
+def _shows_stack(pid: int) -> bool:
+    """Whether a process handles the signal: it would end one that has begun another program."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (STACK_SIGNAL - 1) & 1)
+
+
+def _place(path: Path, size: int) -> str:
+    """Where a process is in the user's code, or else at all, by the stack at the end of its log."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(size)
+        text = file.read(1 << 16).decode(errors="replace")
+        frames = [match.groupdict() for match in FRAME.finditer(text)]
+        users = [each for each in frames if not OTHERS.search(each["file"])]
+        for each in (users or frames)[:1]:
+            return f"at {each['file']}, line {each['line']}, in {each['name']}"
+    return ""

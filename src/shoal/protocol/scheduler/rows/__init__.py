@@ -1,0 +1,1 @@
+"""Which server has which rows, which move, and which are lost."""

@@ -1,0 +1,63 @@
+"""Who has not joined the run, and what they do: said on the terminal."""
+
+import re
+from textwrap import dedent
+
+import pytest
+
+from shoal.apps.script import ScriptRun, run_script
+from shoal.apps.train.command import tasks_of
+from shoal.engines.local import LocalEngine
+from shoal.engines.supervision import gathering
+from shoal.engines.supervision.gathering import UNLIMITED_S, Gathering
+from shoal.jobs.spec import from_mapping
+from shoal.storage.run_folder import RunFolder
+
+SLOW = """
+    import time, shoal
+
+    def tokenise():
+        time.sleep(SECONDS)
+
+    tokenise()
+    shoal.init()
+"""
+
+
+@pytest.mark.real
+def test_the_terminal_says_who_has_not_joined_and_where_it_is(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(gathering, "SAY_S", 1.0)
+    script = tmp_path / "prepare.py"
+    script.write_text(dedent(SLOW).replace("SECONDS", "4"))
+    run_script(script, [], ScriptRun(out=str(tmp_path), workers=1))
+    told = [each for each in caplog.messages if "not in the run yet" in each]
+    assert told
+    assert re.search(r"worker-0 \(at .*prepare.py, line 5, in tokenise\)", "\n".join(told))
+
+
+def test_processes_that_have_joined_and_the_scheduler_are_not_named(tmp_path, monkeypatch, caplog):
+    log = tmp_path / "a.log"
+    log.touch()
+    known = Gathering(lambda name: log)
+    known.joined(12)
+    living = {"scheduler": 10, "server-0": 11, "worker-0": 12}
+    monkeypatch.setattr(gathering, "_shows_stack", lambda pid: False)
+    for now in (0.0, 29.9, 30.0, 30.1, 60.0, 89.9, 90.0, 90.1):
+        known.look(living, now)
+    assert caplog.messages == [
+        "not in the run yet after 30 s: server-0",
+        "not in the run yet after 90 s: server-0",
+    ]
+
+
+def test_a_process_that_has_begun_another_program_is_not_signalled():
+    """Its handler is gone: the signal would end it."""
+    assert not gathering._shows_stack(1)
+    assert not gathering._shows_stack(1 << 22)
+
+
+def test_processes_that_are_watched_may_take_any_time_to_join(tmp_path):
+    with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
+        tasks = {t.name: t for t in tasks_of(from_mapping({"data": "digits"}), engine, [], 0.0)}
+    assert tasks["scheduler"].args["join_timeout_s"] == UNLIMITED_S
+    assert tasks["server-0"].args["init_timeout_s"] == UNLIMITED_S

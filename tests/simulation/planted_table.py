@@ -34,6 +34,7 @@ MODULES = (
     "view_changes",
     "next_views",
     "scheduler",
+    "ends",
 )
 SEEDS = 300
 UNSEEDED = "unseeded_choice"  # shows in the trace, and is no violation

@@ -8,6 +8,19 @@ import pytest
 from shoal.simulation.scenario import simulate
 
 pytestmark = pytest.mark.seeds
+FOUND = {  # seeds that have shown a fault of the product
+    5182: "a promised checkpoint was jumped over when a slow worker was dropped",
+    40371: "a push streamed into rows of which a checkpoint was due",
+    40451: "a removed server read memory that had been given back",
+    42071: "the same",
+    300839: "the same, seen by the payload that had changed",
+    40675: "the last finish was on record, and the end was not",
+    40626: "a run ended well whose server had died unheard",
+    300215: "a request that came again was streamed, declined and asked for without end",
+    302953: "the last fragment of a push came while a checkpoint was due",
+    304078: "the end came before others had taken over from a dead server",
+    304209: "a server died between its sign of life and the end",
+}
 SHOW = "from shoal.simulation.scenario import simulate; print(simulate(7).trace_hash)"
 
 
@@ -17,6 +30,12 @@ def test_a_seed_finds_no_violation(seed):
     assert not report.violation, f"shoal simulate --seed {seed} --trace\n{report.violation}"
     assert report.events >= 500
     assert report.faults >= 3
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_a_seed_that_found_a_fault_finds_it_no_more(seed):
+    report = simulate(seed)
+    assert not report.violation, f"shoal simulate --seed {seed} --trace\n{report.violation}"
 
 
 def test_the_same_seed_gives_the_same_trace_whatever_the_hash_seed():

@@ -75,6 +75,7 @@ class SimNode:
         self.tickets = count(1)
         self.tick_at: float | None = None
         self.turns = 0  # of its loop
+        self.paused_at = 0.0
         self.paused_until = 0.0  # its loop; and its whole process, if it is stopped:
         self.stopped_until = 0.0
         self.works_until = 0.0  # an event that it has handled takes so long

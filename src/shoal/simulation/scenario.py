@@ -21,6 +21,7 @@ from shoal.protocol.scheduler.leases.log import LogEntry
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.rows.placement import lost
 from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.session import HELD_UP_S
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.checkpoints import Cuts
@@ -189,9 +190,13 @@ class Scenario:
 
     def _on_declared_dead(self, node: NodeId, how: str) -> None:
         self.cluster.lost[node] = None
-        sim, stopped_until = self.world.nodes[node], self.world.nodes[SCHEDULER].paused_until
-        was_running = sim.alive and sim.paused_until < stopped_until
-        if was_running and how.startswith("not heard") and self.world.now < stopped_until + LOOK_S:
+        sim, scheduler = self.world.nodes[node], self.world.nodes[SCHEDULER]
+        was_running = sim.alive and sim.paused_until < scheduler.paused_until
+        just_back = self.world.now < scheduler.paused_until + LOOK_S
+        stopped_s = scheduler.paused_until - scheduler.paused_at
+        # it notices a pause of HELD_UP_S
+        blameless = how.startswith("not heard") and stopped_s > HELD_UP_S
+        if was_running and just_back and blameless:
             raise violated("blamed", f"{node} is {how}, but it was the scheduler that was stopped")
         unheard_s = self.cluster.heartbeats.unheard_s(node)
         if unheard_s < SILENCE_S - LOOK_S and how.startswith("not heard") and "broke" not in how:

@@ -149,6 +149,8 @@ class World:
         busy:  only its loop; its process sends heartbeats
         """
         sim = self.nodes[node]
+        if self.now >= sim.paused_until:
+            sim.paused_at = self.now
         sim.paused_until = max(until, sim.paused_until)
         if not busy:
             sim.stopped_until = max(until, sim.stopped_until)

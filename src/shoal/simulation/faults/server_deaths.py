@@ -9,7 +9,7 @@ from random import Random
 from shoal.protocol.machine import Send
 from shoal.protocol.messages import SCHEDULER, Reply
 from shoal.protocol.views import NodeId
-from shoal.simulation.cluster import SimulatedCluster
+from shoal.simulation.cluster import ALONE_S, SimulatedCluster
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
@@ -25,7 +25,7 @@ class ServerDeaths:
     """Crashes the servers of one seed.
 
     healed:    whether all faults have ended
-    late_at:   when a server has crashed after the last push
+    late_at:   when the crash of a server after the last push is known, at the latest
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ServerDeaths:
         sim = self._world.nodes[victim]
         if sim.alive and not sim.stopped:
             self._count("crash server at the end")
-            self.late_at = self._world.now
+            self.late_at = self._world.now + ASLEEP_S + ALONE_S  # until it may be noticed
             self._world.crash(victim)
 
     def _crash(self, victim: NodeId) -> None:

@@ -14,7 +14,7 @@ from shoal.protocol.messages import (
     GroupProgress,
     ViewRefused,
 )
-from shoal.protocol.scheduler.checkpoint_plan import AHEAD, KEPT, CheckpointPlan, marked
+from shoal.protocol.scheduler.checkpoint_plan import AHEAD, KEPT, NAMED_MAX, CheckpointPlan, marked
 from shoal.protocol.scheduler.failure_detector import LOOK_S
 from shoal.protocol.views import FOREVER, Member, View
 from shoal.tables.consistency import bsp
@@ -62,6 +62,20 @@ def test_only_the_latest_checkpoint_clocks_are_kept():
         view = replace(view, checkpoint_clocks=marked(view, [at(((11, clock),), clock)]))
     assert len(view.checkpoint_clocks) == KEPT
     assert view.checkpoint_clocks[-1] == 20 * (KEPT - 1) + AHEAD
+
+
+def test_a_clock_that_workers_have_not_reached_is_kept_however_many_are_asked_for():
+    """It is promised: the oldest of them were forgotten."""
+    view, asked = VIEW, range(100, 100 + 10 * NAMED_MAX, 10)
+    slow = at(((11, 90), (12, 0)), 0)
+    for wanted in asked:
+        view = replace(view, checkpoint_clocks=marked(view, [slow], wanted))
+    assert view.checkpoint_clocks == tuple(wanted + AHEAD for wanted in asked)
+    assert marked(view, [slow], asked[-1] + 10) == view.checkpoint_clocks  # and it is refused
+    reached = at(((11, 9999), (12, asked[19] + AHEAD)), 0)
+    kept = marked(view, [reached], asked[-1] + 10)
+    assert kept[: KEPT - 1] == tuple(wanted + AHEAD for wanted in asked[20 - KEPT + 1 : 20])
+    assert len(kept) == NAMED_MAX - 20 + KEPT
 
 
 def test_views_name_a_checkpoint_clock_every_checkpoint_s(rigs):

@@ -76,7 +76,6 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "parts_not_cut",  # searched for below 45 since faults are drawn otherwise
     "pushes_stream_into_a_checkpoint",  # seed 40371 has it
     "rate_lost_in_takeover",  # searched for below 45 since faults are drawn otherwise
-    "received_rows_have_no_rounds",  # searched for below 45 since faults are drawn otherwise
     "silence_is_consent",  # a unit test has it
     "timed_out_push_dropped",  # searched for below 45 since faults are drawn otherwise
     "transfer_goes_on_under_another_view",  # searched for below 45 since faults are drawn otherwise

@@ -193,10 +193,8 @@ class Scenario:
         sim, scheduler = self.world.nodes[node], self.world.nodes[SCHEDULER]
         was_running = sim.alive and sim.paused_until < scheduler.paused_until
         just_back = self.world.now < scheduler.paused_until + LOOK_S
-        stopped_s = scheduler.paused_until - scheduler.paused_at
-        # it notices a pause of HELD_UP_S
-        blameless = how.startswith("not heard") and stopped_s > HELD_UP_S
-        if was_running and just_back and blameless:
+        noticed = scheduler.paused_until - scheduler.paused_at > HELD_UP_S
+        if was_running and just_back and noticed and how.startswith("not heard"):
             raise violated("blamed", f"{node} is {how}, but it was the scheduler that was stopped")
         unheard_s = self.cluster.heartbeats.unheard_s(node)
         if unheard_s < SILENCE_S - LOOK_S and how.startswith("not heard") and "broke" not in how:
@@ -223,7 +221,7 @@ class Scenario:
                 raise violated("given up", f"{server} lives, and no other server has {gone}")
 
     def _on_crash(self, node: NodeId) -> None:
-        """Send a death report, in the seeds that have them."""
+        """Report a death, in the seeds with death reports."""
         machine = self.world.nodes[node].machine
         for work in self.works.values():
             work.crashed(node)
@@ -292,8 +290,7 @@ class Scenario:
             if bereft:
                 raise violated("named death", f"{gone} died and the run ended with {ended!r}")
             if any(view.member(node) is not None for node in gone):
-                self._check_remaining(servers, "end as a server died")
-                return
+                return self._check_remaining(servers, "end as a server died")
         for node, sim in nodes.items():
             expected = node in lost_nodes or self._never_joined(sim)
             if sim.alive and sim.error is not None and not expected:

@@ -289,13 +289,12 @@ class Scenario:
                 return
             if bereft:
                 raise violated("named death", f"{gone} died and the run ended with {ended!r}")
-            if any(view.member(node) is not None for node in gone):
-                return self._check_remaining(servers, "end as a server died")
         for node, sim in nodes.items():
             expected = node in lost_nodes or self._never_joined(sim)
             if sim.alive and sim.error is not None and not expected:
                 raise violated("orderly", f"{node} ended with: {sim.error.message}")
-        if len({machine.session.view_id for machine in servers.values()}) > 1:
+        late = view is not None and any(view.member(node) is not None for node in gone)
+        if late or len({machine.session.view_id for machine in servers.values()}) > 1:
             self._check_remaining(servers, "end in a view change")
             return
         # accepted pushes are lost with their head; living workers send them again

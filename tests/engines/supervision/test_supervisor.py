@@ -264,3 +264,12 @@ def test_a_server_that_has_left_in_order_is_not_restarted_by_its_status():
     assert run.tick(1.0) == []
     run.supervisor.declared_dead("server-1", pid, "its process has ended", run.now)
     assert run.tick(1.0) == [Start("server-1")]  # but one that vanished is
+
+
+def test_a_connection_that_looked_on_beside_a_worker_is_not_the_worker():
+    """A process may be a member of several groups; the first one's is the run's worker."""
+    run = Run("stop")
+    pid = run.pids["worker-1"]
+    run.end("worker-1", 0)
+    run.supervisor.declared_dead("eval/worker-0", pid, "its process has ended", run.now)
+    assert not run.supervisor.failed

@@ -90,3 +90,15 @@ def test_a_report_of_the_last_replica_ends_the_run(rig):
     rig.receive("engine", DeathReport("here", 10))
     assert isinstance(rig.machine._shutdown._error, RangeLost)
     assert "its process has ended" in rig.machine._shutdown.reason
+
+
+def test_the_parent_of_a_process_is_told_whether_its_work_was_done(rig):
+    """A process may have a connection that looks on, which nobody closes."""
+    asked = {"process": 12, "group": "eval", "group_size": 1}
+    rig.receive("guest-0", Join("guest-0", "worker", "", "here", **asked))
+    rig.receive("worker-1", Finish(rig.incarnation("worker-1")))
+    rig.receive("engine", DeathReport("here", 12))
+    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12, True)}
+    assert [each["node"] for each in rig.notes("lost")] == ["guest-0"]
+    rig.receive("engine", DeathReport("here", 11))
+    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(11, False)}

@@ -153,7 +153,7 @@ class Supervisor:
         if self._living.get(name) == pid and how != TOO_SLOW:  # that one ends at its next call
             self._declared[pid] = how
             self._kill_at[name] = now + DEAD_S
-        elif pid in self._unproven:
+        elif pid in self._unproven and self._unproven[pid].name == name:
             self._left_undone(pid, now)
 
     def unfinished(self, pid: int, now: float) -> None:

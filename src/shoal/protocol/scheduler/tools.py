@@ -55,8 +55,11 @@ class Tools:
             case DeathReport(host, process):
                 dead = self._members.of(process, host)
                 at_work = [node for node in dead if node not in self._members.finished]
+                # beside a worker of the first group a process may have connections that look on
+                first = {member.id for member in self._members.group("worker", "")}
+                own = [node for node in dead if node in first] or dead
+                finished = bool(own) and set(own).isdisjoint(at_work)
                 self._lost(at_work, "its process has ended", now, out)
-                finished = bool(dead) and not at_work
                 out.append(Send(sender, DeathReportSeen(process, finished)))
             case ProcessHeartbeat():
                 self._members.process_lives(message, now, out)

@@ -30,6 +30,8 @@ def refusals(server, request):
         {"forget_below": 1},
         {"pushes": (ALL,) * (REPEATS_MAX + 1)},
         {"pushes": (), "pulls": (ALL,) * (REPEATS_MAX + 1)},
+        {"pushes": (Part(0, 0, 0),) * (4 * REPEATS_MAX + 1)},  # which take time, if no memory
+        {"pushes": (), "pulls": (Part(0, 0, 0),) * (4 * REPEATS_MAX + 1)},
         {"pulls": (Part(0, 0, 4, SAME),)},  # of a push of all rows
         {"pushes": (Part(0, 0, 4, 2),) * 2, "pulls": (Part(0, 0, 4, SAME),)},
         {"pushes": (Part(0, 0, 4, 2),), "pulls": (Part(0, 0, 4, SAME),) * 2},

@@ -338,8 +338,8 @@ class Admission:
             least = 0 if self._hashed[part.table] and not scanned else -1
             if not least <= counted.keys <= most:
                 return None
-            # memory is taken for each part: a request may not name the same rows for ever
-            size = stop - start if counted.keys < 0 else counted.keys
+            # each part takes memory and time: a request may not name the same rows for ever
+            size = max(1, stop - start if counted.keys < 0 else counted.keys)
             left[shard] = left.get(shard, REPEATS_MAX * max(most, len(held[at][0]))) - size
             if left[shard] < 0:
                 return None

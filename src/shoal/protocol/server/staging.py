@@ -28,6 +28,7 @@ from shoal.protocol.server.rounds import Rounds
 from shoal.protocol.server.shard_store import Loads, RowStore, ShardStore, Staged
 from shoal.protocol.views import NodeId, ViewId
 
+Place = tuple[int, KeyRange]  # a shard, and rows of it
 COUNTED_BYTES = 64 << 10  # pushes from this size on, whose bytes are added up while they wait
 
 
@@ -116,6 +117,7 @@ class RequestStaging:
         log = self._admission.logs[sender]
         streamed = footprint.streams and self._may_stream(request, footprint, log)
         shard: RowStore | None = None
+        pushed: dict[Place, Staged] = {}
         try:
             for part, (number, rows, keys) in zip(request.pushes, footprint.pushes, strict=True):
                 shard = self._replicas[number].shard
@@ -128,7 +130,8 @@ class RequestStaging:
                 if keys >= 0:
                     loads.append(shard.stage_keys(rows, keys))
                 elif keys == SAME:
-                    shard.keep_keys(_pushed_to(number, rows, footprint, loads))
+                    pushed = pushed or _by_place(footprint, loads)
+                    shard.keep_keys(pushed[number, rows])
         except MemoryError:
             name = shard.spec.name if shard is not None else ""
             raise NoMemory(
@@ -151,6 +154,7 @@ class RequestStaging:
         """Return the rows that a request pulls; the guard has to protect those of whole ranges."""
         keyed = iter(admitted.loads[len(admitted.request.pushes) :])
         found: list[memoryview] = []
+        pushed: dict[Place, Staged] = {}
         pulls = zip(admitted.request.pulls, admitted.footprint.pulls, strict=True)
         for part, (number, rows, keys) in pulls:
             replica = self._replicas[number]
@@ -158,8 +162,8 @@ class RequestStaging:
             if part.slots:
                 found += shard.read_state(rows)
             elif keys == SAME:
-                load = _pushed_to(number, rows, admitted.footprint, admitted.loads)
-                found.append(shard.read_keys(load))
+                pushed = pushed or _by_place(admitted.footprint, admitted.loads)
+                found.append(shard.read_keys(pushed[number, rows]))
             elif keys >= 0:
                 load = next(keyed)
                 if admitted.log.group != replica.group or (  # who only looks on leaves no rows
@@ -253,7 +257,11 @@ def _sized(shard: ShardStore, answer: memoryview, admitted: AdmittedRequest) -> 
     return [memoryview(answer.nbytes.to_bytes(SIZE_BYTES, "little")), answer]
 
 
-def _pushed_to(shard: int, rows: KeyRange, footprint: Footprint, loads: Loads) -> Staged:
-    """Return the staged push whose keys are pulled as well."""
+def _by_place(footprint: Footprint, loads: Loads) -> dict[Place, Staged]:
+    """Return the staged pushes of a request by where they are, for pulls of the same keys.
+
+    Admission has seen that there is one for each of these: to look for each would take a time that
+    grows with the square of the parts that a worker may send.
+    """
     pushes = zip(footprint.pushes, loads, strict=False)
-    return next(load for (at, named, _), load in pushes if at == shard and named == rows)
+    return {(shard, rows): load for (shard, rows, _), load in pushes}

@@ -1,5 +1,7 @@
 """Who has not joined the run, and what they do: said on the terminal."""
 
+import logging
+import os
 import re
 from textwrap import dedent
 
@@ -14,22 +16,41 @@ from shoal.jobs.spec import from_mapping
 from shoal.storage.run_folder import RunFolder
 
 SLOW = """
-    import time, shoal
+    import sys, shoal
 
     def tokenise():
-        time.sleep(SECONDS)
+        open(sys.argv[1]).read()
 
     tokenise()
     shoal.init()
 """
 
 
+class Release(logging.Handler):
+    """Lets a script go on that reads from a pipe, once it was told of."""
+
+    def __init__(self, pipe):
+        super().__init__()
+        self.pipe = pipe
+
+    def emit(self, record):
+        if "in tokenise" in record.getMessage() and self.pipe.exists():
+            self.pipe.open("w").close()
+            self.pipe.unlink()
+
+
 @pytest.mark.real
 def test_the_terminal_says_who_has_not_joined_and_where_it_is(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(gathering, "SAY_S", 1.0)
-    script = tmp_path / "prepare.py"
-    script.write_text(dedent(SLOW).replace("SECONDS", "4"))
-    run_script(script, [], ScriptRun(out=str(tmp_path), workers=1))
+    script, pipe = tmp_path / "prepare.py", tmp_path / "pipe"
+    script.write_text(dedent(SLOW))
+    os.mkfifo(pipe)
+    release = Release(pipe)
+    gathering.log.addHandler(release)
+    try:
+        run_script(script, [str(pipe)], ScriptRun(out=str(tmp_path), workers=1))
+    finally:
+        gathering.log.removeHandler(release)
     told = [each for each in caplog.messages if "not in the run yet" in each]
     assert told
     assert re.search(r"worker-0 \(at .*prepare.py, line 5, in tokenise\)", "\n".join(told))

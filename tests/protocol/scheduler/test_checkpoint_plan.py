@@ -201,3 +201,17 @@ def test_a_request_outlives_a_view_that_was_not_adopted(rig):
     assert rig.sent(Freeze) != []
     rig.promise(clocks=((2, 41), (3, 40)), open_round=40)
     assert rig.told(CheckpointPlanned)["somebody"].clock == 41 + AHEAD
+
+
+def test_a_request_for_a_clock_that_no_worker_comes_to_costs_later_ones_nothing():
+    """Its clock was remembered, and all that were asked for later were measured by it."""
+    plan, out = CheckpointPlan(0.0), []
+    server = Member("server-0", "server", 0, 1)
+    promises = [(server, replace(at(((11, 4), (12, 4)), 4), folder="/saved"))]
+    view = VIEW
+    for number, clock in ((1, FOREVER - 1), (2, 5)):
+        assert plan.ask("tool", CheckpointRequest(number, clock), True, out)
+        view = plan.mark(view, promises, 0.0, out)
+        plan.adopted(view, out)
+    assert [type(each.message) for each in out] == [CheckpointPlanned] * 2
+    assert len(view.checkpoint_clocks) == 1  # the second is in the first

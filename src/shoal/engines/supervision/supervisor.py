@@ -201,13 +201,11 @@ class Supervisor:
         elif again and isinstance(error, ClusterFull):  # its predecessor does not count as dead yet
             if not self._restart(each, True, now):
                 self._fail(each, now)
-        elif again and isinstance(error, JoinRefused | JoinTimeout):
-            pass  # the run was over
         elif isinstance(error, Dropped):
             self._returned[name] += name in self.policy.returning
             if 0 < self._returned[name] <= RETURNS:
                 self._restart(each, True, now)
-        else:
+        elif not (again and isinstance(error, JoinRefused | JoinTimeout)):  # the run was over
             self._fail(each, now)
 
     def _lose(self, each: Exit, now: float, blameless: bool) -> None:

@@ -111,8 +111,9 @@ class CheckpointPlan:
             reason = "no worker is at work, and a checkpoint is taken at a clock that they reach"
             out.append(Send(sender, CheckpointRefused(request.number, reason)))
         elif asked not in self._requests:
+            before = self._wanted if self._requests else 0
             self._requests[asked] = None
-            self._wanted = max(self._wanted, request.clock)
+            self._wanted = max(before, request.clock)
             return True
         return False
 
@@ -145,7 +146,7 @@ class CheckpointPlan:
         else:
             self._for_nothing = 1
         self._due = False
-        if clocks and clocks[-1] < wanted:
+        if clocks == view.checkpoint_clocks and clocks[-1] < wanted:  # it has no room for more
             why = f"{len(clocks)} checkpoints are planned that a worker has not come to; ask later"
             for asked in list(self._requests):
                 self._close(asked, CheckpointRefused(asked[1], why), out)

@@ -131,6 +131,7 @@ def test_a_caller_refuses_a_listener_that_passes_other_than_one_ring(rings):
 def test_both_sides_name_the_other_version(tmp_path):
     """A caller that has read of another version says its own before it hangs up."""
     ours, theirs = socket.socketpair()
+    newer = PROTOCOL_VERSION + 1
     theirs.sendall(prefix(version=1, header=40))
     with pytest.raises(HandshakeRefused, match="the peer speaks protocol version 1, and this node"):
         sockets.shake(ours, CALLER, monotonic() + 10)
@@ -138,8 +139,8 @@ def test_both_sides_name_the_other_version(tmp_path):
     theirs.close()
     with Raw(peer="", asked=challenge(LISTENER)) as stranger:
         stranger.read_message()
-        with pytest.raises(BadVersion, match="the peer speaks protocol version 10, and this node"):
-            stranger.feed(prefix(version=10, header=40))
+        with pytest.raises(BadVersion, match=f"speaks protocol version {newer}, and this node"):
+            stranger.feed(prefix(version=newer, header=40))
 
 
 def test_a_caller_without_a_descriptor_left_gets_a_typed_error(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import BadLength, BadMagic, BadVersion, WireError
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
-from shoal.protocol.messages import Challenge, Heartbeat, Nudge
+from shoal.protocol.messages import PROTOCOL_VERSION, Challenge, Heartbeat, Nudge
 from shoal.testing.messages import EXAMPLES
 from shoal.transport.stream import INBOX_BYTES, TURN_BYTES
 from shoal.transport.wire import HEADER_MAX, PREFIX, encode
@@ -190,7 +190,7 @@ def test_a_receive_turn_is_bounded(raw, payload):
     ("data", "error"),
     [
         (prefix(magic=b"SHOT"), BadMagic),
-        (prefix(version=10), BadVersion),
+        (prefix(version=PROTOCOL_VERSION + 1), BadVersion),
         (prefix(header=HEADER_MAX + 1), BadLength),
         (prefix(payload=1 << 63), BadLength),
     ],

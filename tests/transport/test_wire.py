@@ -50,7 +50,8 @@ def test_every_message_round_trips(message):
 def test_the_frame_layout_is_the_documented_one():
     frame = encode(Nudge("hi"), 258)
     body = b"\x92\xa5Nudge\xa2hi"
-    assert frame == b"SHOL\x09\0\0\0" + b"\x0a\0\0\0" + b"\x02\x01" + bytes(6) + body
+    version = PROTOCOL_VERSION.to_bytes(4, "little")
+    assert frame == b"SHOL" + version + b"\x0a\0\0\0" + b"\x02\x01" + bytes(6) + body
     assert PREFIX.size == 20
 
 

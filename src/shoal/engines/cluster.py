@@ -45,6 +45,7 @@ def start_cluster(
     if not token and (listen or server_listen):
         token = secrets.token_urlsafe(24)
     engine.token = token
+    policy.setdefault("events", str(engine.folder.events))  # what it says of processes
     scheduler = SchedulerRole(
         listen=address, servers=servers, workers=workers, token=token, **policy
     )

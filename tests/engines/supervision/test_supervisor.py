@@ -273,3 +273,19 @@ def test_a_connection_that_looked_on_beside_a_worker_is_not_the_worker():
     run.end("worker-1", 0)
     run.supervisor.declared_dead("eval/worker-0", pid, "its process has ended", run.now)
     assert not run.supervisor.failed
+
+
+@pytest.mark.parametrize(("code", "told_first"), [(0, True), (0, False), (1, True), (-9, True)])
+def test_a_worker_that_was_dropped_may_end_in_any_way(code, told_first):
+    """Its code may take `Dropped` for its end, and end with status 0."""
+    for slow_workers, due in (("drop", []), ("backup", [Start("worker-1")])):
+        run = Run("reassign" if slow_workers == "backup" else "stop", slow_workers=slow_workers)
+        if told_first:
+            run.declare("worker-1", "dropped")
+        run.end("worker-1", code, Dropped("too slow") if code > 0 else None)
+        if not told_first:
+            run.declare("worker-1", "dropped")
+        run.supervisor.unfinished(run.pids["worker-1"], run.now)
+        assert run.tick() == due
+        assert not run.supervisor.failed
+        assert not run.supervisor.lost

@@ -116,6 +116,7 @@ class Supervisor:
         self._declared: dict[int, str] = {}  # why a process is dead to the run, by pid
         self._kill_at: dict[str, float] = {}
         self._unproven: dict[int, Exit] = {}  # ended with status 0: whether it had finished
+        self._too_slow: set[int] = set()  # pids of workers that were dropped for it
         self._gone_on_without: set[str] = set()
         self._give_up_at = inf
 
@@ -141,6 +142,8 @@ class Supervisor:
         how = self._declared.pop(each.pid, "")
         if how:
             self._lose(msgspec.structs.replace(each, how=f"was declared dead ({how})"), now, True)
+        elif each.pid in self._too_slow or isinstance(each.error, Dropped):
+            self._return(each, now)
         elif each.code:
             self._ended_badly(each, now)
         elif each.name != "scheduler":
@@ -150,10 +153,15 @@ class Supervisor:
     def declared_dead(self, name: str, pid: int, how: str, now: float) -> None:
         """The scheduler goes on without a member, whose process may live."""
         self._gone_on_without.add(name)
-        if self._living.get(name) == pid and how != TOO_SLOW:  # that one ends at its next call
+        ended = self._unproven.get(pid)
+        if how == TOO_SLOW:  # it is told so, and ends at its next call, in any way
+            self._too_slow.add(pid)
+            if ended is not None:
+                self._return(self._unproven.pop(pid), now)
+        elif self._living.get(name) == pid:
             self._declared[pid] = how
             self._kill_at[name] = now + DEAD_S
-        elif pid in self._unproven and self._unproven[pid].name == name:
+        elif ended is not None and ended.name == name:
             self._left_undone(pid, now)
 
     def unfinished(self, pid: int, now: float) -> None:
@@ -201,12 +209,14 @@ class Supervisor:
         elif again and isinstance(error, ClusterFull):  # its predecessor does not count as dead yet
             if not self._restart(each, True, now):
                 self._fail(each, now)
-        elif isinstance(error, Dropped):
-            self._returned[name] += name in self.policy.returning
-            if 0 < self._returned[name] <= RETURNS:
-                self._restart(each, True, now)
         elif not (again and isinstance(error, JoinRefused | JoinTimeout)):  # the run was over
             self._fail(each, now)
+
+    def _return(self, each: Exit, now: float) -> None:
+        """A worker has ended that was dropped because it was slow: it may be started again."""
+        self._returned[each.name] += each.name in self.policy.returning
+        if 0 < self._returned[each.name] <= RETURNS:
+            self._restart(each, True, now)
 
     def _lose(self, each: Exit, now: float, blameless: bool) -> None:
         """A process is gone, and its work is not done.

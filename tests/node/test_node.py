@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -15,10 +16,13 @@ from shoal.protocol.machine import (
     Offloaded,
     PeerLost,
     Received,
+    Redial,
     Send,
+    Ticked,
 )
 from shoal.protocol.messages import SCHEDULER, Freeze, Nudge
 from shoal.transport import Identity, transport_for
+from shoal.transport.tcp import endpoint_of, tcp_address
 from tests.node.rigs import FRIEND, TOKEN, Peer, call, until
 from tests.transport.rigs import drop_packets_to
 
@@ -263,3 +267,105 @@ def test_an_error_while_a_message_is_handled_stops_the_node(tmp_path):
         peer.close()
     finally:
         node.close()
+
+
+class Busy(Peer):
+    """A machine to which every message is a second's work, and that has a timer."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.order = clock, []
+
+    def deadline(self):
+        return self.clock[0]
+
+    def handle(self, event, now):
+        if isinstance(event, Received):
+            self.clock[0] += 1.0
+            self.order.append(event.sender)
+        elif isinstance(event, Ticked):
+            self.order.append("tick")
+        return []
+
+
+def test_a_turn_ends_although_more_is_ready(tmp_path, monkeypatch):
+    """Timers, and the proof that the loop lives, do not wait for all that peers have sent."""
+    tmp_path.chmod(0o700)
+    clock = [100.0]
+    node = Node(Busy(clock), Identity("server-b", "server", token=TOKEN))
+    address = node.listen(f"unix://{tmp_path}/node")
+    names = [f"worker-{number}" for number in range(4)]
+    callers = [call(address, Identity(name, "worker", token=TOKEN), node) for name in names]
+    node.machine.order.clear()
+    monkeypatch.setattr("shoal.node.node.monotonic", lambda: clock[0])
+    for each in callers:
+        each.send(Nudge("x"), ())
+    for _ in callers:
+        node.poll(0.0)
+    assert sorted(node.machine.order[::2]) == names
+    assert node.machine.order[1::2] == ["tick"] * 4
+    for each in callers:
+        each.close()
+    node.close()
+
+
+class MuteProxy:
+    """Passes connections on; those that are muted take what comes and deliver nothing."""
+
+    def __init__(self, address):
+        self._to = endpoint_of(address)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = tcp_address(*self._listener.getsockname())
+        self.flows = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                ends = caller, socket.create_connection(self._to)
+                flow = {"muted": False, "ends": ends}
+                self.flows.append(flow)
+                for source, target in (ends, ends[::-1]):
+                    told = (flow, source, target)
+                    threading.Thread(target=self._pass, args=told, daemon=True).start()
+
+    def _pass(self, flow, source, target):
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if not flow["muted"]:
+                    target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self):
+        self._listener.close()
+        for each in [end for flow in self.flows for end in flow["ends"]]:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("muted", [True, False])
+def test_a_connection_that_delivers_nothing_is_replaced(pair, muted):
+    """Its bytes are acknowledged, so that the path seems well; one that delivers stays."""
+    here, there = pair("tcp://127.0.0.1:0")
+    proxy = MuteProxy(here.machine.addresses["server_b"])
+    here.machine.addresses["server_b"] = proxy.address
+    here.perform([Send("server-b", Nudge("before"))])
+    until(lambda: there.machine.received, here, there)
+    there.perform([Send("worker-a", Nudge("answer"))])
+    until(lambda: here.machine.received, here, there)
+    proxy.flows[0]["muted"] = muted
+    here.perform([Send("server-b", Nudge("lost"))])
+    until(lambda: not here._peers["server-b"].outstanding, here)
+    here.perform([Redial("server-b", proxy.address)])
+    if not muted:
+        there.perform([Send("worker-a", Nudge("late"))])  # it is heard of while it is dialled
+        until(lambda: len(here.machine.received) == 2, here, there)
+    until(lambda: not here._dialer._peers, here, there)
+    assert [each.node for each in here.machine.lost] == ["server-b"] * muted
+    here.perform([Send("server-b", Nudge("again"))])
+    until(lambda: (Nudge("again"), b"") in there.machine.received, here, there)
+    assert ((Nudge("lost"), b"") in there.machine.received) != muted
+    proxy.close()

@@ -10,7 +10,8 @@ from shoal.errors import BadLength, BadMagic, BadVersion, WireError
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
 from shoal.protocol.messages import PROTOCOL_VERSION, Challenge, Heartbeat, Nudge
 from shoal.testing.messages import EXAMPLES
-from shoal.transport.stream import INBOX_BYTES, TURN_BYTES
+from shoal.transport import stream
+from shoal.transport.stream import INBOX_BYTES, TURN_BYTES, TURN_S
 from shoal.transport.wire import HEADER_MAX, PREFIX, encode
 from tests.transport.rigs import Raw, Watched, Wrapped, prefix, two_views
 
@@ -172,14 +173,24 @@ class Endless(Wrapped):
 
 
 @pytest.mark.parametrize("payload", [0, 100, 100_000])
-def test_a_receive_turn_is_bounded(raw, payload):
+def test_a_receive_turn_is_bounded(raw, payload, monkeypatch):
     """A peer that never stops sending does not keep the others from their turn."""
+    monkeypatch.setattr(stream, "monotonic", lambda: 0.0)
     data = encode(Nudge("x"), payload) + bytes(payload)
     endless = raw.connection._sock = Endless(raw.connection._sock, data)
     raw.end.receive()
     assert not raw.end.ended
     assert TURN_BYTES <= endless.read <= TURN_BYTES + max(payload, INBOX_BYTES)
     assert abs(len(raw.end.delivered) - endless.read // len(data)) <= 1
+    raw.connection._sock = endless.sock
+
+
+def test_a_receive_turn_is_bounded_in_time(raw, monkeypatch):
+    """A few bytes may be much work: what is in the inbox is done, and no more is read."""
+    monkeypatch.setattr(stream, "monotonic", lambda: TURN_S * len(raw.end.delivered) / 1000)
+    endless = raw.connection._sock = Endless(raw.connection._sock, encode(Nudge("x")))
+    raw.end.receive()
+    assert 1000 <= len(raw.end.delivered) <= 1000 + INBOX_BYTES // len(endless.data)
     raw.connection._sock = endless.sock
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from shoal.client.tool import ask_run
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.protocol.admin.status import StatusQuery
+from shoal.protocol.messages.reasons import some_of
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 
@@ -40,7 +41,12 @@ def explain(where: str, token: str = "") -> dict[str, Any]:
     told = inquiry.answers["scheduler"]
     view = inquiry.view
     waits = [
-        {"at": each.name, **msgspec.structs.asdict(wait)}
+        {
+            "at": each.name,
+            "who": some_of([who for who, _ in wait.longest], of=wait.count),
+            "seconds": max((seconds for _, seconds in wait.longest), default=0.0),
+            **msgspec.structs.asdict(wait),
+        }
         for each in inquiry.answers.values()
         for wait in each.waits
     ]

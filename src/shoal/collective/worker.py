@@ -8,12 +8,24 @@ from typing import get_args
 from shoal.collective.neighbours import FromNeighbour, NeighbourExchanges
 from shoal.collective.ring import GATHERED_BYTES, PIECE_BYTES, FromRing, Ring
 from shoal.errors import RunAborted
-from shoal.protocol.machine import Arrival, Asked, Effects, Event, PeerLost, Received, Stop, Ticked
+from shoal.protocol.machine import (
+    Arrival,
+    Asked,
+    Effects,
+    Event,
+    PeerLost,
+    Received,
+    Send,
+    Stop,
+    Ticked,
+)
 from shoal.protocol.messages import (
     HeartbeatSeen,
     Message,
     NeighbourPiece,
+    NeighbourProbe,
     Piece,
+    PieceProbe,
     WorkerLeft,
 )
 from shoal.protocol.requests import Cancel, FinishWork, NeighbourExchange, Reduce
@@ -72,6 +84,8 @@ class CollectiveWorker(WorkerMachine):
         out: Effects = []
         if isinstance(event, Received):
             message = event.message
+            if self.session.unanswered.counts:
+                self.session.unanswered.heard(event.sender)
             if type(message) in RING:
                 self.ring.handle(event, now, out)
                 if isinstance(message, WorkerLeft):
@@ -99,8 +113,12 @@ class CollectiveWorker(WorkerMachine):
                 self.ring.leave(out)
         out += super().handle(event, now)
         if isinstance(event, Ticked):
+            asked = len(out)
             self.ring.tick(now, out)
             self.neighbours.tick(now, out)
+            for each in out[asked:]:
+                if isinstance(each, Send) and isinstance(each.message, PieceProbe | NeighbourProbe):
+                    self.session.unanswered.asked(each.to, out)
         elif isinstance(event, PeerLost):
             self.ring.peer_lost(event.node, now)
             self.neighbours.peer_lost(event.node, now)

@@ -33,10 +33,13 @@ class Turn:
     """Of several attempts at one peer one shakes hands at a time, and none after a success.
 
     A connection that was to be replaced stays if the path has come back meanwhile.
+
+    received:  bytes that had come on it, if it is replaced because nothing comes any more
     """
 
-    def __init__(self, replaced: Connection | None = None) -> None:
+    def __init__(self, replaced: Connection | None = None, received: int = -1) -> None:
         self._replaced = replaced
+        self._received = received
         self._lock = Lock()
         self._over = False
 
@@ -54,7 +57,8 @@ class Turn:
     def wanted(self) -> bool:
         """Whether another connection is of use."""
         try:
-            return self._replaced is None or self._replaced.stalled
+            old = self._replaced
+            return old is None or old.stalled or old.received == self._received
         except OSError:  # it was closed meanwhile
             return True
 
@@ -121,15 +125,25 @@ class Dialer:
         peer.waiting.add(send)
         return True
 
-    def replace(self, connection: Connection, address: str, now: float) -> None:
-        """Dial a peer anew, beside a connection whose path seems cut."""
+    def replace(self, connection: Connection, address: str, now: float, answered: int = -1) -> None:
+        """Dial a peer anew, beside a connection whose path seems cut.
+
+        answered:  bytes that had come on it, if its path is well and nothing comes
+        """
         to = connection.peer
         peer = self._peers.setdefault(to, _Peer(address))
         if not peer.attempts:
-            peer.turn = Turn(connection)
+            peer.turn = Turn(connection, answered)
         if peer.attempts < REPLACING_MAX and now >= peer.not_before:
             peer.not_before = now + REPLACE_S
             self._dial(to, peer, address)
+
+    def redial(self, connection: Connection | None, address: str, now: float) -> bool:
+        """Dial a peer anew that does not answer, unless the path is slow; return whether it is."""
+        if connection is None or not address.startswith("tcp://") or connection.outstanding:
+            return False
+        self.replace(connection, address, now, connection.received)
+        return True
 
     def detach(self, to: NodeId) -> None:
         """Borrow no buffers of messages to a peer any more."""

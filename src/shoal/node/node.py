@@ -12,20 +12,21 @@ import os
 import select
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
+from math import inf
 from time import monotonic
 
-from shoal.errors import BadContent, HandshakeFailed, HandshakeRefused, ShoalError, WireError
+from shoal.errors import HandshakeFailed, HandshakeRefused, ShoalError, WireError
 from shoal.node.dialer import Dialer
 from shoal.node.disk import Disk
 from shoal.node.heartbeat import HeartbeatThread, LoopProgress
 from shoal.node.offloader import Offloader
 from shoal.node.paths import Paths
-from shoal.node.peer_errors import PeerErrors, peer_fault
+from shoal.node.peer_errors import PeerErrors, arriving, check
 from shoal.node.poller import Poller
 from shoal.node.slow_readers import SlowReaders
 from shoal.node.strangers import Strangers
 from shoal.protocol.machine import (
-    Arrival,
     Asked,
     AwaitRoom,
     Detach,
@@ -39,6 +40,7 @@ from shoal.protocol.machine import (
     Outcome,
     PeerLost,
     Received,
+    Redial,
     Resolve,
     Save,
     Send,
@@ -50,6 +52,7 @@ from shoal.protocol.messages import SCHEDULER, Malformed, Message
 from shoal.protocol.views import NodeId
 from shoal.transport import Connection, Identity, Listener, transport_for
 
+TURN_S = 0.1  # of work for peers, before timers are looked at; then the rest is done
 LOOK_S = 0.25  # between looks at connections that may be stalled, slow or of strangers
 
 
@@ -82,6 +85,7 @@ class Node:
         self.stopped = False
         self.error: ShoalError | None = None
         self._errors = PeerErrors(self.counters)
+        self._arriving = partial(arriving, machine)
         self._scheduler = scheduler
         self._disk = disk
         self._resolve = resolve
@@ -130,7 +134,12 @@ class Node:
         slow_readers = self._slow_readers
         if slow_readers.awaited or self._strangers.callers or self._paths.called or self._disk:
             timeout_s = min(timeout_s, 0.0 if slow_readers.look_now else LOOK_S)
-        for fileno, mask in self._poller.wait(timeout_s, now):
+        ready = self._poller.wait(timeout_s, now)
+        until = monotonic() + TURN_S if len(ready) > 1 else inf
+        for at, (fileno, mask) in enumerate(ready):
+            if at and monotonic() > until:
+                self._poller.leave(ready[at:])
+                break
             connection = self._connections.get(fileno)
             if connection is not None:
                 self._serve(connection, mask)
@@ -298,24 +307,12 @@ class Node:
         if connection.peer and not known:
             self._meet(connection)
 
-    def _arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        """Where a payload goes. Nothing has changed yet: what fails here is the peer's fault."""
-        try:
-            return self.machine.arriving(sender, message, nbytes)
-        except Exception as error:
-            raise peer_fault(message, nbytes, error) from error
-
     def _deliver(self, sender: NodeId, message: Message, payload: Sink | None) -> None:
         """Pass a message on, if the machine can take it. What fails from then on is our fault."""
         if self.stopped:
             return
         received = Received(sender, message, payload)
-        try:
-            problem = self.machine.problem_of(received)
-        except Exception as error:
-            raise peer_fault(message, 0, error) from error
-        if problem:
-            raise BadContent(f"{type(message).__name__}: {problem}")
+        check(self.machine, received)
         self.perform(self.machine.handle(received, monotonic()))
 
     def _malformed(self, sender: NodeId, error: Exception) -> None:
@@ -349,6 +346,9 @@ class Node:
                 self._slow_readers.await_room(effect.to, monotonic())
             elif type(effect) is HangUp:
                 self._hang_up(effect.to)
+            elif type(effect) is Redial:
+                here, address = self._peers.get(effect.to), effect.address or self._scheduler
+                self.counters["unanswered"] += self._dialer.redial(here, address, monotonic())
             elif type(effect) is Stop:
                 self.stopped = True
                 self.error = effect.error

@@ -31,6 +31,7 @@ class Poller:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
+        self._left: Ready = []
         self.register = self._epoll.register
         self.modify = self._epoll.modify
         self.unregister = self._epoll.unregister
@@ -45,6 +46,9 @@ class Poller:
     def wait(self, timeout_s: float, now: float) -> Ready:
         """(file descriptor, event mask) of those that are ready, after `timeout_s` at most."""
         poll = self._epoll.poll
+        if self._left:
+            left, self._left = self._left, []
+            return list({**dict(left), **dict(poll(0))}.items())
         if timeout_s <= 0 or self._skip > 0:
             self._skip -= 1
             return poll(timeout_s)
@@ -65,6 +69,10 @@ class Poller:
         self._skip = self._penalty
         self._penalty = min(2 * self._penalty, SPIN_PENALTY_MAX)
         return poll(timeout_s)
+
+    def leave(self, ready: Ready) -> None:
+        """Return these from the next `wait`, before others: there was no time for them."""
+        self._left = ready
 
     def _note(self, crowded: bool) -> None:
         if crowded != self._crowded:

@@ -20,7 +20,14 @@ WINDOW = 1 << 14
 UNREAD_BYTES = 64 << 20  # of answers that a worker has not read, before its pulls wait
 KEYS_MAX = 1 << 22  # keys of a sparse table in one part of a request
 KEYS_TOLD_MAX = 1 << 30  # the same between servers: of a round of many workers, of a handler
-PARTS_MAX = 1 << 16  # parts of a message to one server: shards of all of its tables
+PARTS_MAX = 1 << 14  # of a list in a message, such as of members, or shards of all tables
+# Of a request: each takes some 50 us, and nobody else is served meanwhile.
+PARTS_ASKED_MAX = 1 << 12
+ORIGINS_MAX = 1 << 18  # pushes in one round
+TABLES_BYTES_MAX = 2 << 20  # of specifications and placements in a view
+MEMBERS_MAX = 1 << 13  # of a run: each view names all of them
+WAITS_MAX = 200  # kinds of waits that a status tells
+LONGEST_MAX = 10  # waits of a kind that it names
 SLOTS_MAX = 16  # of a table's access method
 REPEATS_MAX = 8  # times that a request's pushes may name a shard's rows, and its pulls
 # Pushes of one worker that a server keeps until their rounds close; one push may exceed it alone.
@@ -39,4 +46,4 @@ RankOrAny = Annotated[int, Meta(ge=-1, lt=1 << 16)]
 Seconds = Annotated[float, Meta(ge=0, le=float_info.max)]
 Finite = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
 Name = Annotated[str, Meta(max_length=1 << 10)]
-Text = Annotated[str, Meta(max_length=1 << 22)]  # a reason: it may name every worker
+Text = Annotated[str, Meta(max_length=1 << 22)]  # a reason

@@ -219,6 +219,16 @@ class HangUp(msgspec.Struct, frozen=True):
     to: NodeId
 
 
+class Redial(msgspec.Struct, frozen=True):
+    """Connect to a peer anew beside the connection to it, on which nothing comes any more.
+
+    address:  where it listens; empty for the scheduler
+    """
+
+    to: NodeId
+    address: str
+
+
 class Note(msgspec.Struct, frozen=True):
     """An event for logs, counters and checkers."""
 
@@ -233,7 +243,8 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 Effect = (
-    Send | Detach | Resolve | Persist | Append | Save | Offload | AwaitRoom | HangUp | Note | Stop
+    Send | Detach | Resolve | Persist | Append | Save | Offload | AwaitRoom | HangUp | Redial
+    | Note | Stop
 )  # fmt: skip
 Effects = list[Effect]
 

@@ -1,15 +1,22 @@
-"""Questions of a member to the scheduler: each is repeated until it is answered."""
+"""Questions of a member to the scheduler: each is repeated until it is answered.
+
+And what a member repeats to any peer (probes, resends, heartbeats) while nothing is heard of it. A
+host on the way may acknowledge what it never delivers, as a proxy does that has lost its peer. That
+connection seems well: only the peer's silence tells, and then another one is tried.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 import msgspec
 
-from shoal.protocol.machine import Effects, Outcome, Resolve, Send
+from shoal.protocol.machine import Effects, Outcome, Redial, Resolve, Send
 from shoal.protocol.messages import SCHEDULER, Declare, Message
 from shoal.tables.spec import TableSpec
+
+REDIAL_AFTER = 3  # questions in a row without any message of the peer
 
 
 class _Question(msgspec.Struct):
@@ -88,3 +95,29 @@ class Questions:
 
     def __contains__(self, key: object) -> bool:
         return key in self._open
+
+
+class Unanswered:
+    """The questions that each peer was asked since it was last heard of.
+
+    address_of:  where a peer listens; empty for the scheduler, None for nowhere
+    counts:      questions by peer
+    """
+
+    def __init__(self, address_of: Callable[[str], str | None]) -> None:
+        self.counts: dict[str, int] = {}
+        self._address_of = address_of
+
+    def asked(self, to: str, out: Effects) -> None:
+        """Count a question; after several of them have the peer dialled anew."""
+        count = self.counts[to] = self.counts.get(to, 0) + 1
+        if count % REDIAL_AFTER == 0 and (address := self._address_of(to)) is not None:
+            out.append(Redial(to, address))
+
+    def heard(self, sender: str) -> None:
+        """Note that a message of a peer has come."""
+        self.counts.pop(sender, None)
+
+    def forget(self) -> None:
+        """Begin anew, as peers change."""
+        self.counts.clear()

@@ -53,8 +53,9 @@ from shoal.protocol.messages import (
     NotLeased,
     RowsConfirmed,
 )
+from shoal.protocol.messages.reasons import bounded
 from shoal.protocol.namespaces import qualified, seen_from
-from shoal.protocol.questions import Questions
+from shoal.protocol.questions import Questions, Unanswered
 from shoal.protocol.requests import (
     AbortRun,
     AwaitView,
@@ -105,6 +106,7 @@ class Session:
         self._again_at = -inf  # the next join or heartbeat
         self._heard_at = -inf
         self._held_up_s = 0.0  # since then
+        self.unanswered = Unanswered(self._listens_at)
         self.cut_off = False  # the connection to the scheduler broke; it was not heard of since
         self._due = -inf  # nothing is due before; it may be earlier than necessary
         self._generations: dict[str, int] = {}
@@ -158,7 +160,7 @@ class Session:
                 question = CheckpointRequest(request_id, clock)
                 self.ask(f"checkpoint {request_id}", request_id, question, now, out)
             case AbortRun(reason):
-                self.ask("abort", request_id, Abort(reason), now, out)
+                self.ask("abort", request_id, Abort(bounded(reason)), now, out)
             case FinishWork():
                 self.ask("finish", request_id, Finish(self.incarnation), now, out)
             case AwaitView():
@@ -246,7 +248,14 @@ class Session:
             else:
                 self._again_at = now + self._pause
                 self.ask_for_view(out)
+            self.unanswered.asked(SCHEDULER, out)
         self._questions.repeat(now, out)
+
+    def _listens_at(self, node: NodeId) -> str | None:
+        if node == SCHEDULER:
+            return ""
+        member = self.view.member(node) if self.view is not None else None
+        return (member.address or None) if member is not None else None
 
     @property
     def silent_since(self) -> float:
@@ -283,6 +292,7 @@ class Session:
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
         """Handle a message of the scheduler; returns the new view if it brought one."""
         self._heard_at, self._held_up_s, self.cut_off = now, 0.0, False
+        self.unanswered.heard(SCHEDULER)
         match message:
             case Joined(incarnation, rank, run):
                 anew = run != self.run  # the scheduler is, and counts from 1
@@ -345,6 +355,7 @@ class Session:
             return None
         if self.view is not None:
             out.extend(HangUp(node) for node in gone(self.view, view))
+            self.unanswered.forget()
         self.incarnation, self.rank = mine.incarnation, mine.rank
         self._tables = view.tables
         self.view, self.view_id = seen_from(view, self.options.namespace), view.id

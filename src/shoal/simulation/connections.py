@@ -47,6 +47,10 @@ class Connections:
         self._ready[pair] = now + takes_s
         return now + takes_s
 
+    def connected(self, one: NodeId, other: NodeId) -> bool:
+        """Return whether there is a connection, or one is being made."""
+        return frozenset((one, other)) in self._made
+
     def hangs(self, one: NodeId, other: NodeId, now: float) -> bool:
         """Return whether an attempt to connect is under way that will not be answered."""
         return self._hopeless.get(frozenset((one, other)), 0.0) > now

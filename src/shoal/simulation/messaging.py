@@ -63,6 +63,10 @@ class Messaging:
         """Have no attempt to connect with a node answered until then."""
         self._connections.hang(node, until)
 
+    def connected(self, one: NodeId, other: NodeId) -> bool:
+        """Return whether two nodes are connected."""
+        return self._connections.connected(one, other)
+
     def broke(self, one: NodeId, other: NodeId) -> None:
         """A connection has broken: the messages in flight are lost, the next one reconnects."""
         self._connections.broke(one, other)

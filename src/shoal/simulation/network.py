@@ -83,6 +83,19 @@ class Network:
             self._last.pop(link, None)
             self._queued.pop(link, None)
 
+    def _cut_until(self, one: NodeId, other: NodeId) -> float:
+        between = (until for island, until in self._cut if (one in island) != (other in island))
+        return max(between, default=0.0)
+
+    def is_cut(self, now: float, one: NodeId, other: NodeId) -> bool:
+        """Return whether no path leads from one node to another."""
+        return self._cut_until(one, other) > now
+
+    def carries(self, now: float, one: NodeId, other: NodeId) -> bool:
+        """Return whether something is under way between two nodes."""
+        between = [link for link in self._queued if {one, other} == set(link[:2])]
+        return any(at > now for link in between for at, _ in self._queued[link])
+
     def connects_s(self) -> float:
         """Return how long it takes to connect to a peer that answers."""
         return self.random.random() * CONNECT_S if self.options.streams else 0.0
@@ -98,10 +111,7 @@ class Network:
         self, now: float, source: NodeId, target: NodeId, nbytes: int, connection: str = ""
     ) -> Fate:
         """Return the arrival times of a message sent now (none, one or two), and its faults."""
-        cut_until = max(
-            (until for island, until in self._cut if (source in island) != (target in island)),
-            default=0.0,
-        )
+        cut_until = self._cut_until(source, target)
         if not connection and self._blackholes.get(frozenset((source, target)), 0.0) > now:
             return self._fate([], ["blackhole"])
         link = source, target, connection

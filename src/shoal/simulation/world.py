@@ -32,6 +32,7 @@ from shoal.protocol.machine import (
     PeerLost,
     Persist,
     Received,
+    Redial,
     Resolve,
     Save,
     Send,
@@ -181,6 +182,18 @@ class World:
             if node in self.nodes:
                 self.handle(self.nodes[node], PeerLost(peer, closed=closed))
 
+    def _redial(self, one: NodeId, other: NodeId) -> None:
+        """Replace a connection on which nothing comes, if the peer takes another one."""
+        peer = self.nodes.get(other)
+        if peer is None or not peer.alive or peer.stopped or self.now < peer.paused_until:
+            return
+        if not self._messaging.connected(one, other) or self.network.is_cut(self.now, one, other):
+            return
+        if not self.network.carries(self.now, one, other):
+            self.coverage["redialled"] += 1
+            at = self.now + self.network.connects_s()
+            self.at(at, partial(self.break_connection, one, other, closed=False))
+
     def hang_connects(self, node: NodeId, until: float) -> None:
         """Have no attempt to connect with a node answered until then."""
         self._messaging.hang(node, until)
@@ -250,6 +263,8 @@ class World:
                     self._messaging.detach(sim.node, to)
                 case HangUp(to):
                     self._messaging.hang_up(sim.node, to)
+                case Redial(to):
+                    self._redial(sim.node, to)
                 case Save() if self.now < sim.disk.full_until:
                     self.on_left_out(sim.node)
                 case Save():

@@ -51,7 +51,9 @@ EXAMPLES: list[m.Message] = [
     m.Synced(7, ((0, 1 << 62, 5),)),
     m.WaitTimes(7, ((8, 0.25), (1 << 40, 1e9))),
     m.StatusRequest(),
-    m.StatusReply("server-0", (m.Waiting("worker-1", "pull w[0:9)", "waits for worker-0", 2.5),)),
+    m.StatusReply(
+        "server-0", (m.Waits("pull w[0:9)", "waits for worker-0", 1, (("worker-1", 2.5),)),)
+    ),
     m.StatusReply("scheduler", (), _VIEW, (("worker-0", 0.75),), 5.0),
     m.DeathReport("host-a", 1 << 22),
     m.DeathReportSeen(1 << 22),

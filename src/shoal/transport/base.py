@@ -75,6 +75,16 @@ class Connection(ABC):
         return False
 
     @property
+    def received(self) -> int:
+        """Bytes that have come from the peer's host so far; 0 within a host."""
+        return 0
+
+    @property
+    def outstanding(self) -> int:
+        """Bytes that the peer's host has not acknowledged, or that are not sent yet."""
+        return self.backlog
+
+    @property
     def origin(self) -> str:
         """Where the peer is, for logs."""
         return "here"

@@ -10,11 +10,14 @@ socket carries their headers, and signals of what was put there and taken.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import struct
+import termios
 from collections.abc import Sequence
 from contextlib import suppress
+from time import monotonic
 
 from shoal.errors import BadMessage, BadSharedMemory, HandshakeFailed
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
@@ -45,9 +48,13 @@ from shoal.transport.wire import (
 
 INBOX_BYTES = 64 << 10
 JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
-TURN_BYTES = 4 << 20  # per call of `receive`, so that other connections get their turn
+# Of a call of `receive`, after which other connections get their turn. It is over after so many
+# bytes, or so much time: a few bytes may be much work.
+TURN_BYTES = 4 << 20
+TURN_S = 0.02
 HANDSHAKE_BYTES_MAX = 4 << 10
 RETRANSMITS = 2  # without an acknowledgement, after 0.6 s on a fast link: the path may be cut
+BYTES_RECEIVED = slice(128, 136)  # of tcp_info: tcpi_bytes_received
 SILENCES = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 _NOWHERE = memoryview(b"")
@@ -113,6 +120,18 @@ class StreamConnection(Connection):
         return info[2] >= RETRANSMITS  # tcpi_retransmits, of what is not acknowledged yet
 
     @property
+    def received(self) -> int:
+        if self._sock.family == socket.AF_UNIX:
+            return 0
+        info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.stop)
+        return int.from_bytes(info[BYTES_RECEIVED], "little")
+
+    @property
+    def outstanding(self) -> int:
+        held = fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        return self._outbox.backlog + int.from_bytes(held, "little")
+
+    @property
     def backlog(self) -> int:
         return self._outbox.backlog
 
@@ -176,10 +195,10 @@ class StreamConnection(Connection):
     # ------------------------------------------------------------------ receiving
 
     def receive(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> bool:
-        turn, payload = 0, self._payload
+        turn, until, payload = 0, monotonic() + TURN_S, self._payload
         if self._stop or payload.put:  # whole messages, where the last call was interrupted
             self._take(arriving, deliver, malformed)
-        while turn < TURN_BYTES:
+        while True:
             target = payload.target() if payload.left and not payload.shared else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
             if straight:
@@ -206,7 +225,8 @@ class StreamConnection(Connection):
                 self.flush()
             if count < into.nbytes:
                 return True  # the socket was empty; what came since makes it readable again
-        return True
+            if turn >= TURN_BYTES or monotonic() >= until:
+                return True
 
     def _take(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> None:
         """Take all whole frames out of the inbox."""

@@ -27,7 +27,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from shoal.errors import BadLength, BadMagic, BadMessage, BadVersion, ShoalError
+from shoal.errors import (
+    BadLength,
+    BadMagic,
+    BadMessage,
+    BadVersion,
+    InvariantBroken,
+    ShoalError,
+)
 from shoal.protocol.messages import (
     PROTOCOL_VERSION,
     Challenge,
@@ -54,9 +61,17 @@ _decoders = {
 
 
 def encode(message: Message, payload_bytes: int = 0, kind: int = FRAME) -> bytes:
-    """Prefix and header of a message; its payload follows from its own buffers."""
+    """Prefix and header of a message; its payload follows from its own buffers.
+
+    Raises:
+        InvariantBroken: its readers would refuse it; what senders say has bounds below that.
+    """
     header = _encoder.encode(message)
     size = len(header)
+    if size > HEADER_MAX:
+        raise InvariantBroken(
+            f"a {type(message).__name__} of {size} bytes, where readers take {HEADER_MAX}"
+        )
     if payload_bytes < PADDED_BYTES:
         return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, size, payload_bytes) + header
     padding = -(PREFIX.size + size) % LINE_BYTES

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.protocol.limits import BARRIERS_MAX, RELEASED_MAX
 from shoal.protocol.machine import PeerLost, Received
-from shoal.protocol.messages import BarrierArrival, BarrierReleased, Finish, Waiting
+from shoal.protocol.messages import BarrierArrival, BarrierReleased, Finish, Waits
 
 
 @pytest.fixture
@@ -19,7 +19,9 @@ def test_a_barrier_is_released_when_all_have_arrived(cluster):
     enter = BarrierArrival(2, "epoch", 0, ("workers",))
     cluster.receive("worker-0", enter)
     assert cluster.sent() == []
-    assert cluster.why() == [Waiting("worker-0", "barrier 'epoch'", "waits for worker-1", 0.0)]
+    assert cluster.why() == [
+        Waits("barrier 'epoch'", "waits for worker-1", 1, (("worker-0", 0.0),))
+    ]
     cluster.receive("worker-1", BarrierArrival(3, "epoch", 0, ("workers",)))
     assert cluster.told(BarrierReleased) == {
         n: BarrierReleased("epoch", 0) for n in ("worker-0", "worker-1")
@@ -32,7 +34,7 @@ def test_a_barrier_of_workers_and_servers_waits_for_both(cluster):
     cluster.receive("worker-0", BarrierArrival(2, "all", 0, ("workers", "servers")))
     cluster.receive("worker-1", BarrierArrival(3, "all", 0, ("workers",)))
     reason = "waits for server-0"
-    assert cluster.why() == [Waiting("worker-0, worker-1", "barrier 'all'", reason, 0.0)]
+    assert cluster.why() == [Waits("barrier 'all'", reason, 1, (("worker-0, worker-1", 0.0),))]
     cluster.receive("server-0", BarrierArrival(1, "all", 0, ("workers", "servers")))
     assert len(cluster.sent(BarrierReleased)) == 3
 

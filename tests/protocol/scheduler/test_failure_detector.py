@@ -148,8 +148,8 @@ def test_workers_are_told_of_a_server_that_is_busy(cluster):
         cluster.now = now
         cluster.receive("x", ProcessHeartbeat("server-0", server.incarnation, 5, at))
     assert cluster.told(Busy) == dict.fromkeys(["worker-0", "worker-1"], Busy("server-0", at))
-    [wait] = [each for each in cluster.why() if each.who == "server-0"]
-    assert (wait.reason, wait.seconds) == (f"its loop is at {at}", 1.0)
+    [wait] = [each for each in cluster.why() if each.longest[0][0] == "server-0"]
+    assert (wait.reason, wait.longest[0][1]) == (f"its loop is at {at}", 1.0)
 
 
 def test_a_heartbeat_of_a_former_incarnation_keeps_nobody_alive(cluster):
@@ -178,9 +178,9 @@ def test_a_sole_replica_is_waited_for_longer_when_its_death_is_not_proven(cluste
         assert cluster.notes("lost") == []
         alive(cluster, "worker-0", "worker-1")
     [wait] = [each for each in cluster.why() if each.what == "server-0"]
-    assert wait.who == "the scheduler"
+    assert wait.longest[0][0] == "the scheduler"
     assert "nobody else has" in wait.reason
-    assert wait.seconds == 55.0
+    assert wait.longest[0][1] == 55.0
     cluster.at(60.0)
     assert "not heard of for 60.0 s" in cluster.told(End)["worker-0"].error
 

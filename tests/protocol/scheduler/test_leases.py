@@ -179,9 +179,9 @@ def test_status_names_the_worker_that_a_lease_request_waits_for(started):
     started.receive("worker-1", lease(other, 0, patient=True, **small))
     started.now += 2.0
     [wait] = started.why()
-    assert (wait.who, wait.what) == ("worker-1", "a lease")
+    assert (wait.longest[0][0], wait.what) == ("worker-1", "a lease")
     assert wait.reason == "waits for worker-0 to do theirs"
-    assert wait.seconds == 2.0
+    assert wait.longest[0][1] == 2.0
     started.receive("worker-0", lease(mine, 1, **small))
     assert started.why() == []
 

@@ -9,7 +9,7 @@ from shoal.protocol.messages import (
     Join,
     StatusReply,
     StatusRequest,
-    Waiting,
+    Waits,
     WaitTimes,
 )
 from shoal.protocol.scheduler.journal import WITHOUT_A_BREAK
@@ -21,17 +21,21 @@ def make(rigs):
     return rigs.SchedulerRig
 
 
+def waits(who, what, reason, seconds):
+    return Waits(what, reason, 1, ((who, seconds),))
+
+
 def test_status_names_the_missing_worker_and_the_server_that_has_not_frozen(make):
     rig = make()
     rig.join("server-0", "worker-0")
     assert rig.why() == [
-        Waiting("the scheduler", "the first view", "waits for 1 of 2 workers (worker-1)", 0.0)
+        waits("the scheduler", "the first view", "waits for 1 of 2 workers (worker-1)", 0.0)
     ]
     rig.receive("worker-1", Join("worker-1", "worker", "", ""))
     rig.now += 3
     first, frozen = rig.why()
-    assert frozen == Waiting("the scheduler", "view 1.1", "waits for server-0 to freeze", 3.0)
-    assert (first.what, first.seconds) == ("the first view", 3.0)
+    assert frozen == waits("the scheduler", "view 1.1", "waits for server-0 to freeze", 3.0)
+    assert (first.what, first.longest[0][1]) == ("the first view", 3.0)
     rig.promise()
     assert rig.why() == []
 

@@ -10,7 +10,7 @@ from shoal.protocol.messages import (
     Part,
     StatusReply,
     StatusRequest,
-    Waiting,
+    Waits,
     WaitTimes,
 )
 from shoal.tables.consistency import bsp, ssp
@@ -79,5 +79,5 @@ def test_it_explains_what_waits(server):
     server.receive("a person", StatusRequest())
     reason = "waits for clock 1 of worker-1 (at 0), worker-2 (at 0)"
     name = server.machine.session.view.tables[0].name
-    waiting = Waiting("worker-0", f"pull {name}[0:4) at clock 1", reason, 2.0)
+    waiting = Waits(f"pull {name}[0:4) at clock 1", reason, 1, (("worker-0", 2.0),))
     assert server.sent(StatusReply) == [StatusReply("server-0", (waiting,))]

@@ -16,7 +16,7 @@ from shoal.protocol.messages.admin import (
     DeathReportSeen,
     StatusReply,
     StatusRequest,
-    Waiting,
+    Waits,
 )
 from shoal.protocol.messages.base import (
     KEY_BYTES,
@@ -97,7 +97,7 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [
@@ -113,7 +113,7 @@ __all__ = [
     "ReplicaHistory", "Replicate", "ReplicateAck", "Reply", "Request", "RowsConfirmed",
     "SeenRequests",
     "ShardsOpened", "StateChunk", "StatusReply", "StatusRequest", "SumAck", "Synced", "ViewRefused",
-    "WaitTimes", "Waiting", "Welcome", "What", "WorkerLeft",
+    "WaitTimes", "Waits", "Welcome", "What", "WorkerLeft",
 ]  # fmt: skip
 
 Message = (

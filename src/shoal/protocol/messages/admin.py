@@ -7,7 +7,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shoal.protocol.limits import PARTS_MAX, Name, Number, Seconds, Text
+from shoal.protocol.limits import (
+    LONGEST_MAX,
+    WAITS_MAX,
+    Name,
+    Number,
+    Seconds,
+    Text,
+)
 from shoal.protocol.messages.base import Body
 from shoal.protocol.views import View
 
@@ -16,36 +23,36 @@ class StatusRequest(Body, frozen=True, array_like=True, tag=True):
     """Ask a node which requests wait for which members."""
 
 
-class Waiting(msgspec.Struct, frozen=True, array_like=True):
-    """A member that waits.
+class Waits(msgspec.Struct, frozen=True, array_like=True):
+    """Members that wait for the same.
 
     Attributes:
-        who: the waiting member's name.
-        what: its request.
-        reason: what it waits for.
-        seconds: how long it has waited.
+        what: what they have asked for: the table and clock, and the rows if they are the same.
+        reason: what they wait for.
+        count: of waits.
+        longest: (member, seconds) of those that have waited longest.
     """
 
-    who: Text
     what: Text
     reason: Text
-    seconds: float
+    count: Number
+    longest: Annotated[tuple[tuple[Text, Seconds], ...], Meta(max_length=LONGEST_MAX)] = ()
 
 
 class StatusReply(Body, frozen=True, array_like=True, tag=True):
     """The waits at node `name`.
 
     Attributes:
-        waits: the members that wait here.
+        waits: the members that wait here, the longest waits first.
         view: the current view; from the scheduler.
         slow: (worker, share of the last `over_s` seconds in which others waited for it); from the
-            scheduler.
+            scheduler, of the slowest.
     """
 
     name: Name
-    waits: Annotated[tuple[Waiting, ...], Meta(max_length=PARTS_MAX)]
+    waits: Annotated[tuple[Waits, ...], Meta(max_length=WAITS_MAX)]
     view: View | None = None
-    slow: Annotated[tuple[tuple[Name, float], ...], Meta(max_length=PARTS_MAX)] = ()
+    slow: Annotated[tuple[tuple[Name, float], ...], Meta(max_length=WAITS_MAX)] = ()
     over_s: Seconds = 0.0
 
 

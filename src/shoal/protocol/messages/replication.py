@@ -7,7 +7,17 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shoal.protocol.limits import PARTS_MAX, Finite, Name, Number, NumberOrNone, Rank, Seconds
+from shoal.protocol.limits import (
+    ORIGINS_MAX,
+    PARTS_MAX,
+    WINDOW,
+    Finite,
+    Name,
+    Number,
+    NumberOrNone,
+    Rank,
+    Seconds,
+)
 from shoal.protocol.messages.base import Body, Part, Parts
 from shoal.protocol.views import ViewId
 
@@ -46,7 +56,7 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     parts: Parts = ()
     versions: Annotated[tuple[Number, ...], Meta(max_length=PARTS_MAX)] = ()
     rates: Annotated[tuple[Finite | None, ...], Meta(max_length=PARTS_MAX)] = ()
-    origins: Annotated[tuple[Origin, ...], Meta(max_length=PARTS_MAX)] = ()
+    origins: Annotated[tuple[Origin, ...], Meta(max_length=ORIGINS_MAX)] = ()
     round: NumberOrNone = -1
     weight: Seconds = 0.0
     digest: int = 0
@@ -75,7 +85,7 @@ class SeenRequests(msgspec.Struct, frozen=True, array_like=True):
 
     incarnation: Number
     forget_below: Number
-    pushes: Annotated[tuple[tuple[Number, Parts], ...], Meta(max_length=PARTS_MAX)]
+    pushes: Annotated[tuple[tuple[Number, Parts], ...], Meta(max_length=WINDOW)]
 
 
 class ReplicaHistory(msgspec.Struct, frozen=True, array_like=True):

@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shoal.protocol.limits import PARTS_MAX, WINDOW, Finite, Number, NumberOrNone, Text
-from shoal.protocol.messages.base import Body, Parts
+from shoal.protocol.limits import PARTS_ASKED_MAX, WINDOW, Finite, Number, NumberOrNone, Text
+from shoal.protocol.messages.base import Body, Part
 from shoal.protocol.views import ViewId
+
+Asked = Annotated[tuple[Part, ...], Meta(max_length=PARTS_ASKED_MAX)]
 
 
 class Request(Body, frozen=True, array_like=True, tag=True):
@@ -32,11 +34,11 @@ class Request(Body, frozen=True, array_like=True, tag=True):
     seq: Number
     forget_below: Number
     clock: Number
-    pushes: Parts = ()
+    pushes: Asked = ()
     advance: NumberOrNone = -1
-    pulls: Parts = ()
+    pulls: Asked = ()
     weight: float = 1.0
-    rates: Annotated[tuple[Finite | None, ...], Meta(max_length=PARTS_MAX)] = ()
+    rates: Annotated[tuple[Finite | None, ...], Meta(max_length=PARTS_ASKED_MAX)] = ()
     assign: bool = False
     follows: Annotated[tuple[Number, ...], Meta(max_length=WINDOW)] = ()
     updates: Number = 0

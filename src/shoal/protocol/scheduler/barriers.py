@@ -8,7 +8,8 @@ import msgspec
 
 from shoal.protocol.limits import BARRIERS_MAX, RELEASED_MAX
 from shoal.protocol.machine import Effects, Note, Send
-from shoal.protocol.messages import BarrierArrival, BarrierReleased, Group, Message, Waiting
+from shoal.protocol.messages import BarrierArrival, BarrierReleased, Group, Message
+from shoal.protocol.messages.reasons import Waiting, some_of
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.views import Member, NodeId
 
@@ -87,8 +88,8 @@ class Barriers:
         found = []
         for (group, name, _), barrier in self._open.items():
             members = self._members.by_id.values()
-            inside = ", ".join(sorted(m.name for m in members if m.id in barrier.entered))
-            reason = f"waits for {', '.join(self._absent(group, barrier))}"
+            inside = some_of(sorted(m.name for m in members if m.id in barrier.entered))
+            reason = f"waits for {some_of(self._absent(group, barrier))}"
             found.append(Waiting(inside, f"barrier {name!r}", reason, now - barrier.since))
         return found
 

@@ -16,6 +16,7 @@ from shoal.protocol.messages import (
     Frozen,
     Message,
 )
+from shoal.protocol.messages.reasons import some_of
 from shoal.protocol.views import FOREVER, Member, NodeId, View
 
 AHEAD = 4  # clocks beyond the latest that servers have seen: workers may be further
@@ -127,9 +128,7 @@ class CheckpointPlan:
         without = [server.name for server, promise in promises if not promise.folder]
         if self._requests and (without or not promises):
             if without:
-                why = (
-                    f"{', '.join(without)} has no folder for checkpoints: start servers with --out"
-                )
+                why = f"{some_of(without)} has no folder for checkpoints: start servers with --out"
             else:
                 why = "this run has no servers: its workers write checkpoints (--checkpoint-every)"
             for asked in list(self._requests):

@@ -56,7 +56,7 @@ from shoal.protocol.scheduler.barriers import Barriers
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, read_record
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.scheduler.members import Members
-from shoal.protocol.scheduler.membership import gathering, join_refusal, missing
+from shoal.protocol.scheduler.membership import gathering, missing
 from shoal.protocol.scheduler.rows.losses import TOO_SLOW, end_of
 from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.scheduler.stragglers import Stragglers
@@ -325,8 +325,7 @@ class SchedulerMachine:
     def _join(self, sender: NodeId, message: Join, now: float, out: Effects) -> None:
         known = self.members.by_id.get(sender)
         if known is None:
-            group = self.members.group(message.role, message.group)
-            refusal = join_refusal(sender, message, group, self.view, self.options)
+            refusal = self.members.refusal(sender, message, self.view, self.options)
             if self.ended or self._shutdown.asking:
                 refusal = NotJoined("the run has ended")
             if refusal is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
+from shoal.protocol.limits import MEMBERS_MAX
 from shoal.protocol.machine import Effects, EventTrace, Send
-from shoal.protocol.messages import Busy, Frozen, Join, Message, ProcessHeartbeat, Waiting
+from shoal.protocol.messages import Busy, Frozen, Join, Message, NotJoined, ProcessHeartbeat
+from shoal.protocol.messages.reasons import Waiting
 from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.scheduler.failure_detector import FailureDetector
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
-from shoal.protocol.scheduler.membership import closed_up
+from shoal.protocol.scheduler.membership import closed_up, join_refusal
 from shoal.protocol.views import Member, NodeId, Role, View
 
 FORGET_S = 60.0  # after a member has finished: none of its messages is under way any more
@@ -46,6 +48,14 @@ class Members:
     def close_up(self) -> None:
         """Before the first view: ranks from 0 on, without holes."""
         self.by_id = closed_up(self.by_id.values())
+
+    def refusal(
+        self, node: NodeId, asked: Join, view: View | None, options: SchedulerOptions
+    ) -> NotJoined | None:
+        """Why a node cannot join; None if it can."""
+        if len(self.by_id) >= MEMBERS_MAX:
+            return NotJoined(f"a run has at most {MEMBERS_MAX} members", full=True)
+        return join_refusal(node, asked, self.group(asked.role, asked.group), view, options)
 
     def admit(self, node: NodeId, asked: Join) -> Member:
         """Admit a member, with the rank that it asks for or the first free one."""

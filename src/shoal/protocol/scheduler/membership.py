@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from shoal.protocol.messages import Frozen, Join, NotJoined
+from shoal.protocol.messages.reasons import some_of
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.rows.placement import Placements, place
 from shoal.protocol.scheduler.rows.rebalance import Moves, next_placements
@@ -25,7 +26,7 @@ def missing(members: Iterable[Member], expected: SchedulerOptions) -> str:
         absent = wanted - len(ranks)
         if absent > 0:
             free = [f"{role}-{rank}" for rank in range(wanted) if rank not in ranks]
-            words.append(f"{absent} of {wanted} {role}s ({', '.join(free[:absent])})")
+            words.append(f"{absent} of {wanted} {role}s ({some_of(free[:absent])})")
     return " and ".join(words)
 
 
@@ -129,7 +130,7 @@ def decide_view(
     left = sorted(name for node, name in before.items() if node not in members)
     done = _done(previous.workers, members, finished)
     changes = ((joined, "joined"), (left, "left"), (done, "finished"))
-    words = [f"{', '.join(names)} {what}" for names, what in changes if names]
+    words = [f"{some_of(names)} {what}" for names, what in changes if names]
     return (True, " and ".join(words)) if words else (False, "nobody came or went")
 
 

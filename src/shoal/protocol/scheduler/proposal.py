@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from math import inf
 
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import Drain, Drained, Freeze, Frozen, Waiting
+from shoal.protocol.messages import Drain, Drained, Freeze, Frozen
+from shoal.protocol.messages.reasons import Waiting, some_of
 from shoal.protocol.views import Member, NodeId, ViewId
 
 
@@ -82,7 +83,7 @@ class Proposal:
         absent = sorted(member.name for member in servers if member.id not in answered)
         what = f"view {self.number[0]}.{self.number[1]}" + (f" ({self.reason})" * bool(self.reason))
         todo = "drain" if self.draining else "freeze"
-        reason = f"waits for {', '.join(absent)} to {todo}"
+        reason = f"waits for {some_of(absent)} to {todo}"
         return [Waiting("the scheduler", what, reason, now - self.since)] if absent else []
 
     def promises(self, servers: Iterable[NodeId]) -> list[Frozen]:

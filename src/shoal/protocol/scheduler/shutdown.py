@@ -13,6 +13,7 @@ from typing import Literal
 from shoal.errors import RangeLost, ShoalError
 from shoal.protocol.machine import Effects, Send, Stop
 from shoal.protocol.messages import ConfirmRows, End
+from shoal.protocol.messages.reasons import bounded
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.views import NodeId
 
@@ -43,7 +44,7 @@ class Shutdown:
     def told(self) -> End:
         """What members are told."""
         kind: Literal["", "lost"] = "lost" if isinstance(self._error, RangeLost) else ""
-        return End(self.reason, kind)
+        return End(bounded(self.reason), kind)
 
     @property
     def reason(self) -> str:

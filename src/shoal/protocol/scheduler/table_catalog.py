@@ -9,8 +9,10 @@ import msgspec
 
 from shoal.errors import Refused
 from shoal.keys import KeyRange
+from shoal.protocol.limits import TABLES_BYTES_MAX
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import NotDeclared, OpenShards, ShardsOpened, Waiting
+from shoal.protocol.messages import NotDeclared, OpenShards, ShardsOpened
+from shoal.protocol.messages.reasons import Waiting, bounded, some_of
 from shoal.protocol.namespaces import owner
 from shoal.protocol.scheduler.rows.rebalance import Barred, Opened
 from shoal.protocol.views import Member, NodeId, View
@@ -18,6 +20,7 @@ from shoal.tables.consistency import asp
 from shoal.tables.sizes import size
 from shoal.tables.spec import TableSpec
 
+PLACEMENT_BYTES = 32  # of a shard in a view, about
 AGAIN_S = 1.0  # between questions to a server that is opening shards
 Shard = tuple[TableSpec, KeyRange]
 
@@ -53,7 +56,8 @@ class TableCatalog:
         Raises:
             Refused: another table has its name, the run has no servers, the table would go by
                 another group's clocks, its rounds would close by another rule than those of the
-                group's other tables, or it needs more memory than there is.
+                group's other tables, it needs more memory than there is, or views have no room
+                to describe it.
             InvalidValue: it cannot be cut.
         """
         if not servers:
@@ -72,10 +76,26 @@ class TableCatalog:
             self._check_closing(owned)
             fragment_rows = spec.fragment_rows or self._fragment_rows.get(spec.name, 0)
             cut = msgspec.structs.replace(owned, fragment_rows=fragment_rows).cut(servers)
+            self._check_room(cut, servers)
             self.specs = (*self.specs, cut)
         elif difference := spec.difference(known):
             raise Refused(f"table {spec.name!r} exists with another specification. {difference}")
         self._asked_by.setdefault(spec.name, set()).add(sender.id)
+
+    def _check_room(self, spec: TableSpec, servers: int) -> None:
+        """Check that views have room for a table: each of them describes all.
+
+        Raises:
+            Refused: they have not.
+        """
+        described = len(msgspec.msgpack.encode((*self.specs, spec)))
+        nbytes = described + PLACEMENT_BYTES * servers * (len(self.specs) + 1)
+        if nbytes > TABLES_BYTES_MAX:
+            raise Refused(
+                f"table {spec.name!r} would make the description of this run's tables "
+                f"{size(nbytes)}, and at most {size(TABLES_BYTES_MAX)} are sent to every member: "
+                "put parameters of one optimizer into one table"
+            )
 
     def _check_closing(self, spec: TableSpec) -> None:
         """Check that a table's rounds close as those of its group's other tables.
@@ -100,7 +120,7 @@ class TableCatalog:
         """Drop a table that a server cannot open, and say so to the workers that wait for it."""
         self.specs = tuple(spec for spec in self.specs if spec.name != table)
         waiting = sorted(self._asked_by.pop(table, ()))
-        out.extend(Send(node, NotDeclared(table, reason)) for node in waiting)
+        out.extend(Send(node, NotDeclared(table, bounded(reason))) for node in waiting)
 
 
 def _rule(spec: TableSpec) -> str:
@@ -239,7 +259,7 @@ class Openings:
         found = []
         for node, asked in self._lists.items():
             if asked.missing and node in names:
-                reason = f"waits for {names[node]} to open {', '.join(asked.missing)}"
+                reason = f"waits for {names[node]} to open {some_of(asked.missing)}"
                 found.append(Waiting("the scheduler", "the next view", reason, now - asked.since))
         for (table, node), (until, reason) in self._barred.items():
             if node in names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from shoal.protocol.limits import WAITS_MAX
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import (
     SCHEDULER,
@@ -15,6 +16,7 @@ from shoal.protocol.messages import (
     StatusReply,
     StatusRequest,
 )
+from shoal.protocol.messages.reasons import grouped
 from shoal.protocol.scheduler.barriers import Barriers
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.stragglers import Stragglers
@@ -68,5 +70,6 @@ class Tools:
         members = self._members.by_id
         waits = self._barriers.waits(now) + self._views.waits(now)
         waits += self._views.ledgers.waits(self._members, now) + self._members.busy(now)
-        slow = tuple((m.name, share) for m, share in self._stragglers.shares(members, now))
-        return StatusReply(SCHEDULER, tuple(waits), self._views.view, slow, self._slow_s)
+        shares = self._stragglers.shares(members, now)[:WAITS_MAX]
+        slow = tuple((member.name, share) for member, share in shares)
+        return StatusReply(SCHEDULER, grouped(waits), self._views.view, slow, self._slow_s)

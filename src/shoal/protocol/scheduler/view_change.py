@@ -28,8 +28,8 @@ from shoal.protocol.messages import (
     NewView,
     NotDeclared,
     ShardsOpened,
-    Waiting,
 )
+from shoal.protocol.messages.reasons import Waiting, bounded, some_of
 from shoal.protocol.scheduler.checkpoint_plan import CheckpointPlan
 from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
 from shoal.protocol.scheduler.leases.ledgers import LeaseLedgers
@@ -133,12 +133,12 @@ class ViewChange:
         names = {node: member.name for node, member in members.items()}
         waits += self._openings.waits(names, now)
         if self.offered is not None:
-            first = ", ".join(names[node] for node in self._first_to_adopt())
+            first = some_of([names[node] for node in self._first_to_adopt()])
             what = f"view {self.offered.term}.{self.offered.number} ({self.offered.reason})"
             reason = f"waits for one of {first} to adopt it"
             waits.append(Waiting("the scheduler", what, reason, now - self._offered_at))
         for node, seconds in self._members.detector.spared(now):
-            rows = ", ".join(self.bereaved(members[node]) or ["its rows"])
+            rows = some_of(self.bereaved(members[node]) or ["its rows"])
             reason = f"it is silent, and nobody else has {rows}"
             waits.append(Waiting("the scheduler", members[node].name, reason, seconds))
         return waits
@@ -216,7 +216,7 @@ class ViewChange:
         try:
             self._tables.declare(spec, self._options.servers, sender, self._members.memory())
         except ShoalError as error:
-            out.append(Send(sender.id, NotDeclared(spec.name, error.message)))
+            out.append(Send(sender.id, NotDeclared(spec.name, bounded(error.message))))
             return
         if self.view is not None and self.view.named(spec.name) is not None:
             out.append(Send(sender.id, NewView(self.view)))
@@ -262,7 +262,7 @@ class ViewChange:
         if may_move and (moves or self.migration.gone(planned)):
             self.propose("rows move", now, out, drain=True)
         elif new:
-            self.propose(f"table {', '.join(new)} was declared", now, out)
+            self.propose(f"table {some_of(new)} was declared", now, out)
 
     def _decide(self) -> tuple[bool, str]:
         members = self._members

@@ -19,6 +19,7 @@ from shoal.errors import AccessFailed, InvariantBroken
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import CopyOnWriteGuard, Effects, Note, Send
 from shoal.protocol.messages import Code, Probe, Reply, Request, What
+from shoal.protocol.messages.reasons import bounded
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import NONE, AppliedPart, Replica
@@ -276,7 +277,7 @@ class Executor:
             request.seq,
             self._session.view_id,
             code,
-            reason,
+            bounded(reason),
             clocks.closed,
             round_weight,
             nbytes,

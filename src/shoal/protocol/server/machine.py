@@ -110,7 +110,7 @@ class ServerMachine:
         self._replicas = Replicas(self._opening.take)
         replicas = self._replicas.replicas
         table_memory.watch(replicas, rounds)
-        chains = Chains(replicas, replication, self._time)
+        chains = Chains(replicas, replication, self._time, session.unanswered.asked)
         checkpoint_clocks = checkpoint_clocks or CheckpointClocks()
         checkpointer = self.checkpointer = Checkpointer(
             checkpoint_clocks, clocks, chains, long_work
@@ -259,6 +259,8 @@ class ServerMachine:
                 out.append(Note("landed", {"request": message}))
             return
         self._trace.add((now, sender, message))
+        if self.session.unanswered.counts:
+            self.session.unanswered.heard(sender)
         if isinstance(message, Request):
             self._request(sender, message, event.payload, out)
         elif isinstance(message, Probe):

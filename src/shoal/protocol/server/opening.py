@@ -21,6 +21,7 @@ from shoal.errors import ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Offload, Offloaded, Send
 from shoal.protocol.messages import SCHEDULER, OpenShards, ShardsOpened
+from shoal.protocol.messages.reasons import bounded
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.operations import Change
 from shoal.protocol.server.rounds import Rounds
@@ -292,7 +293,7 @@ class ShardOpening:
             self._session.incarnation,
             self._number,
             tuple(opened.items()),
-            tuple((each.spec.name, each.rows, each.reason) for each in failed),
+            tuple((each.spec.name, each.rows, bounded(each.reason)) for each in failed),
         )
         out.append(Send(SCHEDULER, answer))
 

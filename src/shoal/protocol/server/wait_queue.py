@@ -12,6 +12,7 @@ from shoal.protocol.limits import UNREAD_BYTES
 from shoal.protocol.machine import AwaitRoom, Effects
 from shoal.protocol.messages import Code, Probe, Request
 from shoal.protocol.messages.describing import describe
+from shoal.protocol.messages.reasons import NAMED, some_of
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import Replica
@@ -264,10 +265,13 @@ class WaitQueue:
 
     def _absent(self, group: str, clock: int) -> str:
         """Return which workers are below `clock`, as the reason of a wait; empty if none is."""
-        late = [f"{m.name} (at {self._clocks[m.incarnation]})" for m in self.late(group, clock)]
+        behind = self._clocks.of(group).behind(clock)
+        if not behind:
+            return ""
+        late = [f"{self._workers[w].name} (at {self._clocks[w]})" for w in behind[:NAMED]]
         closes = self._clocks.of(group).closes
         enough = "" if closes is None else f", or for {closes}"
-        return f"waits for clock {clock} of {', '.join(late)}{enough}" if late else ""
+        return f"waits for clock {clock} of {some_of(late, of=len(behind))}{enough}"
 
     def problems(self) -> Iterator[str]:
         """Yield a problem for each waiting pull that could be answered."""

@@ -7,8 +7,9 @@ from math import inf
 
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import SCHEDULER, StatusReply, Waiting, WaitTimes
+from shoal.protocol.messages import SCHEDULER, StatusReply, WaitTimes
 from shoal.protocol.messages.describing import asked
+from shoal.protocol.messages.reasons import Waiting, grouped
 from shoal.protocol.server.admission import Admission
 from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.session import Session
@@ -77,8 +78,9 @@ class WaitReport:
                 asked(request, names),
                 reason or "is about to be answered",
                 now - since,
+                asked(request, names, rows=False),
             )
             for request, reason, since in self._wait_queue.waiting(pushes=True)
             if request.incarnation in self._workers
         ]
-        return StatusReply(self._session.name, tuple(waits))
+        return StatusReply(self._session.name, grouped(waits))

@@ -84,6 +84,8 @@ class WorkerMachine:
         if isinstance(event, Received):
             message = event.message
             self._trace.add((now, event.sender, message))
+            if self.session.unanswered.counts:
+                self.session.unanswered.heard(event.sender)
             if isinstance(message, Reply):
                 self._reply(event.sender, message, event.payload, now, out)
             else:

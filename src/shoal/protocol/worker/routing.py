@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
-from shoal.protocol.limits import KEYS_MAX, REPEATS_MAX
+from shoal.protocol.limits import KEYS_MAX, PARTS_ASKED_MAX, REPEATS_MAX
 from shoal.protocol.messages import SAME, Part
 from shoal.protocol.namespaces import qualified
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp, Scan
@@ -233,6 +233,12 @@ class Router:
                     size = self._sizes[number]
                     first, last = first * size, last * size
                 server_part.pull_cuts.append((index, first, last))
+        most = max((max(len(s.pushes), len(s.pulls)) for s in servers.values()), default=0)
+        if most > PARTS_ASKED_MAX:
+            raise InvalidValue(
+                f"an exchange that names {most} shards of one server; a request names at most "
+                f"{PARTS_ASKED_MAX}: exchange fewer tables at once"
+            )
         if everybody:
             for at, member in enumerate(members):
                 servers.setdefault(at, _Server(member.id))

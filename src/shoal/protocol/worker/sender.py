@@ -82,6 +82,7 @@ class Sender:
         for sub_request, part in self._in_flight.due(now):
             part.ask_at(now, min(2 * part.wait_s, self._probe_max_s))
             self._probe(sub_request, part, now, out)
+            self._session.unanswered.asked(part.server_part.server, out)
 
     def probe(
         self, sub_request: SubRequest, now: float, out: Effects, urgent: bool = False

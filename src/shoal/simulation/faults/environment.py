@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from random import Random
 
 from shoal.protocol.machine import Append, Persist
@@ -12,7 +13,7 @@ from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
-OF_STREAMS = ("blackhole", "hang connects")  # only where links are streams
+OF_STREAMS = ("blackhole", "mute connection", "hang connects")  # only where links are streams
 ENVIRONMENT = ("refuse memory", "fill disk", "slow disk", "power loss", "sync fails", *OF_STREAMS)
 REPLACED_S = (0.6, 2.4)  # until a connection is replaced whose packets vanish
 
@@ -67,6 +68,9 @@ class EnvironmentFaults:
                 at = world.now + random.uniform(*REPLACED_S)
                 world.network.blackhole(one, other, at)
                 world.at(at, lambda: world.break_connection(one, other, closed=False))
+            case "mute connection" if world.network.options.streams and len(names) > 1:
+                one, other = random.sample(list(names), 2)  # until one of them dials anew
+                world.network.blackhole(one, other, inf)
             case "hang connects" if world.network.options.streams:
                 node = random.choice(list(names))
                 world.hang_connects(node, until)

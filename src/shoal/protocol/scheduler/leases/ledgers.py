@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from shoal.protocol.machine import Append, Effects, Note, Send
-from shoal.protocol.messages import Lease, Leased, Waiting
+from shoal.protocol.messages import Lease, Leased
+from shoal.protocol.messages.reasons import Waiting, some_of
 from shoal.protocol.scheduler.leases.ledger import Leases, LedgerRecord, Span
 from shoal.protocol.scheduler.leases.log import LeaseGranted, LogEntry, WorkerGone
 from shoal.protocol.scheduler.members import Members
@@ -42,7 +43,7 @@ class LeaseLedgers:
         names = {member.incarnation: member.name for member in members.by_id.values()}
         found = []
         for leases in self._leases.values():
-            others = ", ".join(names[each] for each in leases.holders if each in names)
+            others = some_of([names[each] for each in leases.holders if each in names])
             for node in leases.wanting:
                 who = members.by_id[node].name if node in members.by_id else node
                 seconds = now - self._since.get(node, now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from shoal.errors import RangeLost, RunAborted, ShoalError
+from shoal.protocol.messages.reasons import some_of
 from shoal.protocol.scheduler.rows.placement import lost
 from shoal.protocol.views import Member, NodeId, View
 
@@ -21,7 +22,7 @@ def end_of(
     """
     if rows is not None:
         where = f" on {dead.host}" if dead.host else ""
-        all_of = ", ".join(rows) or "everything"
+        all_of = some_of(rows) or "everything"
         return RangeLost(f"{dead.name}{where} died ({how}) with the last replica of {all_of}")
     first = dead.role == "worker" and not dead.group
     if first and on_worker_loss == "stop" and how != TOO_SLOW:
@@ -51,9 +52,9 @@ def lost_with(
 
 def bereft(view: View, servers: Collection[NodeId]) -> str:
     """Why a run cannot go on with these servers: they lack rows, or there is none; else empty."""
-    gone = ", ".join(m.name for m in view.servers if m.id not in servers)
+    gone = some_of([m.name for m in view.servers if m.id not in servers])
     if rows := _lacking(view, servers):
-        return f"{gone} died with the last replica of {', '.join(rows)}"
+        return f"{gone} died with the last replica of {some_of(rows)}"
     return "" if servers else f"{gone or 'the last server'} died or left, and there is no other"
 
 

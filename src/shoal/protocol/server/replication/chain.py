@@ -18,6 +18,7 @@ from math import inf
 
 from shoal.protocol.machine import Arrival, Discard, Effects, EventTime, Send, Sink
 from shoal.protocol.messages import Part, Replicate, ReplicateAck, StateChunk
+from shoal.protocol.messages.reasons import some_of
 from shoal.protocol.server.replica import NONE, NOT_BEGUN, AppliedPart, Replica
 from shoal.protocol.server.replication.greetings import Greetings
 from shoal.protocol.server.replication.lawful import problem_of
@@ -41,6 +42,7 @@ class Chains:
 
     replicas:  by number
     rank:      this server's rank
+    repeated:  is called with a server to which messages are sent again
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Chains:
         replicas: dict[int, Replica],
         options: ReplicationOptions | None = None,
         time: EventTime | None = None,
+        repeated: Callable[[NodeId, Effects], None] = lambda to, out: None,
     ) -> None:
         self.options = options or ReplicationOptions()
+        self._repeated = repeated
         self.replicas = replicas
         self.time = time or EventTime()
         self.rank = -1
@@ -358,6 +362,7 @@ class Chains:
         for link in self._links.values():
             if self.time.now >= link.again_at:
                 link.again(self.time.now, out)
+                self._repeated(link.to, out)
         self._greet(out)
 
     def peer_lost(self, node: NodeId, again_at: float) -> None:
@@ -377,7 +382,7 @@ class Chains:
             for replica in replicas
             if replica.chain[0] != self.rank and replica.reached < clock
         }
-        return f"waits for clock {clock} to come from {', '.join(sorted(heads))}" if heads else ""
+        return f"waits for clock {clock} to come from {some_of(sorted(heads))}" if heads else ""
 
     def waits_for(self, parts_of_push: Iterable[AppliedPart]) -> str:
         """Return which servers have to acknowledge parts of a push, as the reason of a wait."""
@@ -386,7 +391,7 @@ class Chains:
             for each in parts_of_push
             if each.replica.done < each.version
         }
-        return f"waits for {', '.join(sorted(names))} to have it as well" if names else ""
+        return f"waits for {some_of(sorted(names))} to have it as well" if names else ""
 
 
 def _first_row(replica: Replica) -> int:

@@ -69,6 +69,16 @@ def endless(path: Path, draw: Random) -> None:
     path.symlink_to("/dev/zero")
 
 
+def of_another_checkpoint(path: Path, draw: Random) -> None:
+    """As it was written, for another clock: copied, or its folder renamed."""
+    checkpoints = path.parent.parent
+    others = [each for each in checkpoints.glob(f"[0-9]*/{path.name}") if each != path]
+    if path.parent.name.isdecimal() and others:
+        data = draw.choice(sorted(others)).read_bytes()
+        path.unlink()
+        path.write_bytes(data)
+
+
 # ---------------------------------------------------------------------------- bytes
 
 
@@ -247,6 +257,7 @@ WAYS: tuple[Way, ...] = (
     truncated,
     emptied,
     missing,
+    of_another_checkpoint,
     folder_instead,
     unreadable,
     pipe_instead,

@@ -7,9 +7,9 @@ on pushing; the others go to the machines of simulated clusters in this process,
 more of each other. Every type of message goes to every role, with fields at their boundaries, ids
 that were learnt from lawful traffic, and payloads that are of another size or never come.
 
-Fails if a process ends, a machine raises an error or takes too long, the net of the node is needed
-(`PeerFault`: an unexpected error in the check of a message), a process grows by
-30 MB, or the worker makes no progress.
+Fails if a process ends, a machine raises an error, a message takes a loop more than half a second,
+the net of the node is needed (`PeerFault`: an unexpected error in the check of a message), a
+process grows by 30 MB, or the worker makes no progress.
 """
 
 import argparse
@@ -36,6 +36,8 @@ def in_process(frames: int, seed: int) -> dict[str, object]:
         "frames": report.frames,
         "seconds": round(time.monotonic() - began, 1),
         "became": dict(report.counted),
+        "longest_turn_s": round(report.slowest[0], 3),
+        "longest_turn_of": report.slowest[1],
         "problems": dict(report.times),
         "examples": list(report.problems.values())[:5],
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,

@@ -172,6 +172,8 @@ class Stranger:
             decoded = decode(header)
             if isinstance(decoded, DOES_WHAT_IT_SAYS):
                 return None
+            if isinstance(decoded, Request) and len(decoded.pushes) + len(decoded.pulls) > 16:
+                message = decoded  # of many parts, with the payload that they need
         announced = self._size(message)
         magic, version, kind, *_ = PREFIX.unpack(encode(Probe((0, 0), 0, 0))[: PREFIX.size])
         payload = random.randbytes(min(announced, 1 << 16)) if random.random() < 0.97 else b""
@@ -187,9 +189,11 @@ class Stranger:
             sizes = [self.view.tables[p.table % known].row_bytes for p in message.pushes]
             return min(
                 1 << 16,
-                sum(
-                    size * (part.stop - part.start) if part.keys < 0 else part.keys * (8 + size)
-                    for size, part in zip(sizes, message.pushes, strict=True)
+                abs(
+                    sum(
+                        size * (part.stop - part.start) if part.keys < 0 else part.keys * (8 + size)
+                        for size, part in zip(sizes, message.pushes, strict=True)
+                    )
                 ),
             )
         return random.choice((0, 0, 0, 8, 64))

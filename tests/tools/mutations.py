@@ -5,8 +5,8 @@ from random import Random
 
 import msgspec
 
-from shoal.protocol.limits import KEYS_MAX, PARTS_MAX, WINDOW
-from shoal.protocol.messages import Message
+from shoal.protocol.limits import KEYS_MAX, PARTS_ASKED_MAX, PARTS_MAX, WINDOW
+from shoal.protocol.messages import SAME, Message
 from shoal.testing.messages import EXAMPLES
 from shoal.transport.wire import HEADER_MAX
 
@@ -17,6 +17,17 @@ INTS = [
     *(-(1 << 31), -(1 << 62), -(1 << 63)),
 ]
 FLOATS = [0.0, -0.0, 1.0, -1.0, 1e-300, 1e300, math.nan, math.inf, -math.inf]
+MANY_OFTEN = 0.03  # share of messages that get many parts, if they have any
+MANY = [2, 17, 300, PARTS_ASKED_MAX, PARTS_ASKED_MAX, PARTS_ASKED_MAX + 1, PARTS_MAX]
+# (first, last) of the n-th part of so many rows
+WAYS = [
+    lambda n, rows: (0, rows),  # equal
+    lambda n, rows: (n, n),  # empty
+    lambda n, rows: (n, n + 1),
+    lambda n, rows: (rows - 1 - n, rows - n),  # the last one first
+    lambda n, rows: (n // 2, n // 2 + 1) if n % 2 else (rows - 1 - n // 2, rows - n // 2),
+    lambda n, rows: (n, rows),  # each within the one before
+]
 LENGTHS = [0, 1, 2, 3, 17, 300, 5000, PARTS_MAX, PARTS_MAX + 1, 200_000]
 
 
@@ -69,6 +80,8 @@ class Mutator:
         else:
             source = random.choice(self._by_kind[random.choice(list(self._by_kind))])
         kind, fields = source[0], source
+        if random.random() < MANY_OFTEN:
+            fields = self.many(fields)
         for _ in range(random.choice((0, 1, 1, 1, 2, 2, 3, 6))):
             fields = self._mutated(fields)
         fields = [kind, *fields[1:]] if isinstance(fields, list) else [kind]
@@ -76,6 +89,22 @@ class Mutator:
         if random.random() < 0.02:
             header = bytes(b ^ (random.random() < 0.02) * random.randrange(256) for b in header)
         return header if len(header) <= HEADER_MAX else msgspec.msgpack.encode(source)
+
+    def many(self, fields: list[object]) -> list[object]:
+        """The message with many parts where it has one: equal, empty or in the worst order."""
+        random = self.random
+        at = [n for n, each in enumerate(fields) if _is_parts(each)]
+        count, way = random.choice(MANY), random.choice(WAYS)
+        for number in at if random.random() < 0.5 else at[:1]:
+            table, start, stop, keys, *slots = fields[number][0]
+            keys = random.choice((keys, keys, 0, 1, -1, SAME))
+            rows = [way(each % max(1, stop - start), stop - start) for each in range(count)]
+            parts = [[table, start + first, start + last, keys, *slots] for first, last in rows]
+            fields = [*fields[:number], parts, *fields[number + 1 :]]
+        if at and fields[0] == "Replicate":  # which says something of each part
+            versions = [fields[7][0] + each for each in range(count)] if fields[7] else []
+            fields = [*fields[:7], versions, [None] * count, *fields[9:]]
+        return fields
 
     def _mutated(self, value: object) -> object:
         """The value with one place in it changed."""
@@ -111,3 +140,11 @@ class Mutator:
         if way == 3:
             return [*value, random.choice(value)]
         return random.sample(value, len(value))
+
+
+def _is_parts(value: object) -> bool:
+    """Whether this is a list of parts: [table, start, stop, keys, slots] each."""
+    if not isinstance(value, list) or not value:
+        return False
+    first = value[0]
+    return isinstance(first, list) and len(first) == 5 and all(type(n) is int for n in first)

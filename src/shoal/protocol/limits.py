@@ -20,10 +20,11 @@ WINDOW = 1 << 14
 UNREAD_BYTES = 64 << 20  # of answers that a worker has not read, before its pulls wait
 KEYS_MAX = 1 << 22  # keys of a sparse table in one part of a request
 KEYS_TOLD_MAX = 1 << 30  # the same between servers: of a round of many workers, of a handler
-PARTS_MAX = 1 << 14  # of a list in a message, such as of members, or shards of all tables
+PARTS_MAX = 1 << 13  # of a list in a message, such as of members, or shards of all tables
 # Of a request: each takes some 50 us, and nobody else is served meanwhile.
 PARTS_ASKED_MAX = 1 << 12
 ORIGINS_MAX = 1 << 18  # pushes in one round
+TABLES_MAX = 1 << 12  # of a run: messages between servers may name a shard of each
 TABLES_BYTES_MAX = 2 << 20  # of specifications and placements in a view
 MEMBERS_MAX = 1 << 13  # of a run: each view names all of them
 WAITS_MAX = 200  # kinds of waits that a status tells

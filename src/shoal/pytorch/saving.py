@@ -185,7 +185,7 @@ def _told(folder: Path) -> Found:
         raise DataMissing(f"{folder} has no model that shoal.save has finished")
     try:
         found = msgspec.json.decode(read_told(path).get(EMBEDDINGS, ""), type=Found)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise damaged(path, f"it is of no shoal.save ({error})") from None
     if any(Path(file).name != file for each in found.values() for file in each.files):
         raise damaged(path, "it names files of other folders")

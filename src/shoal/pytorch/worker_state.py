@@ -26,6 +26,7 @@ from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.views import View
 from shoal.storage.checkpoints import WORKERS, Checkpoints
 from shoal.storage.run_folder import folder_of
+from shoal.storage.shard_files import ENDED, Origin
 from shoal.storage.verified import read_verified, write_verified
 
 _BUFFER, _PARAMETER, _STRATEGY = "buffer.", "parameter.", "strategy/"
@@ -47,6 +48,7 @@ class WorkerStates:
         offset: clock of the checkpoint from which the run was resumed.
         alone: whether the workers make a checkpoint by themselves, without servers.
         keep: number of such checkpoints to keep, the last ones; 0: all.
+        run: the run's name.
 
     Attributes:
         step: the worker's number of steps at the checkpoint that it has taken up; -1 if unknown.
@@ -60,7 +62,9 @@ class WorkerStates:
         offset: int = 0,
         alone: bool = False,
         keep: int = 0,
+        run: str = "",
     ) -> None:
+        self._run = run
         self._folder = folder
         self._rank = rank
         self._markers = markers
@@ -89,7 +93,9 @@ class WorkerStates:
         due = self._markers.latest(clock)  # a worker that was late for rounds leaves out clocks
         if due > before >= 0 or (before < 0 and self._markers.at(clock)):
             ranks = ranks_of(view) if self._alone else ()
-            write_state(self._path(due + self._offset), module, state(), step, ranks)
+            origin = Origin(self._run, due + self._offset, view.id)
+            path = self._path(origin.clock)
+            write_state(path, module, state(), step, origin, ranks)
             if ranks and self._rank == ranks[0]:
                 Checkpoints(self._folder).keep(self._keep)
 
@@ -145,7 +151,13 @@ def ranks_of(view: View) -> tuple[int, ...]:
 
 
 def write_state(
-    path: Path, module: nn.Module, state: State, step: int, ranks: Sequence[int] = ()
+    path: Path,
+    module: nn.Module,
+    state: State,
+    step: int,
+    origin: Origin,
+    ranks: Sequence[int] = (),
+    ended: bool = False,
 ) -> None:
     """Write this process's random state, a module's buffers and a strategy's state.
 
@@ -153,10 +165,12 @@ def write_state(
 
     Args:
         step: the worker's number of steps so far.
+        origin: the run, the clock and the view.
         ranks: of the workers that make a checkpoint by themselves: it has the parameters as well.
+        ended: whether its work is done: it belongs to a checkpoint of that clock or a later one.
     """
     tensors, python = _random_state()
-    told = {"python": python, _STEP: str(step)}
+    told = {"python": python, _STEP: str(step), **origin.told(), **({ENDED: "1"} if ended else {})}
     held = {_BUFFER + name: each for name, each in module.named_buffers()}
     if ranks:
         held |= {_PARAMETER + name: each for name, each in module.named_parameters()}

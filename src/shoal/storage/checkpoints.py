@@ -21,8 +21,16 @@ import msgspec
 from shoal.errors import DataCorrupt, DataMissing, UnknownFormat, UsageError
 from shoal.keys import KeyRange, tiles
 from shoal.protocol.machine import Save
+from shoal.protocol.views import NO_VIEW, ViewId
 from shoal.storage.run_folder import folder_of
-from shoal.storage.shard_files import SINCE, SINCE_CRC, Tables, with_earlier
+from shoal.storage.shard_files import (
+    SINCE,
+    SINCE_CRC,
+    Origin,
+    Tables,
+    check_origins,
+    with_earlier,
+)
 from shoal.storage.verified import check_verified, read_told, write_verified
 from shoal.tables.spec import TableSpec
 
@@ -48,6 +56,7 @@ class Writer:
     left_out:    called, in that thread or the caller's, when a file is left out
     keep:        number of complete checkpoints to keep, the last ones; 0: all
     most_bytes:  limit for shards that wait to be written
+    origin:      returns the run's name and the view; called by `put`
     """
 
     def __init__(
@@ -57,16 +66,18 @@ class Writer:
         left_out: Callable[[], None] = lambda: None,
         keep: int = 0,
         most_bytes: int = WAITING_BYTES,
+        origin: Callable[[], tuple[str, ViewId]] = lambda: ("", NO_VIEW),
     ) -> None:
         self._folder = folder
         self._offset = offset
         self._most_bytes = most_bytes
         self._left_out = left_out
         self._keep = keep
+        self._origin = origin
         self._lock = Lock()
         self._bytes = 0
         self._wrote: dict[tuple[int, int], tuple[str, int]] = {}  # by shard: checksum, clock
-        self._waiting: SimpleQueue[Save | None] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[Save, Origin] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -79,7 +90,8 @@ class Writer:
             log.warning("checkpoint %d is left out: the disk is too slow", save.clock)
             self._left_out()
         else:
-            self._waiting.put(save)
+            run, view = self._origin()
+            self._waiting.put((save, Origin(run, save.clock + self._offset, view)))
 
     def close(self) -> None:
         """Write what waits, then end the thread."""
@@ -87,12 +99,14 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
-        while (save := self._waiting.get()) is not None:
+        while (waiting := self._waiting.get()) is not None:
+            save, origin = waiting
             try:
                 key = save.table, save.rows.start
                 if save.since >= 0 and self._wrote.get(key, ("", 0))[1] != save.since:
                     raise ValueError("the file whose changes it would have was not written")
-                crc = _write(self._folder(), save, self._offset, self._wrote.get(key, ("", 0))[0])
+                before = folder_of(save.since + self._offset), self._wrote.get(key, ("", 0))[0]
+                crc = _write(self._folder(), save, origin, before if save.since >= 0 else None)
                 self._wrote[key] = crc, save.clock
             except Exception as error:  # the server continues, and the next checkpoint is tried
                 log.warning("checkpoint %d could not be written: %s", save.clock, error)
@@ -107,13 +121,15 @@ def _size(save: Save) -> int:
     return sum(tensor.nbytes for tensor in save.state.values())
 
 
-def _write(folder: Path, save: Save, offset: int, before: str = "") -> str:
-    """Write a file and return its checksum; `before` is that of the file that it changes."""
-    metadata = {}
-    if save.since >= 0:
-        metadata[SINCE] = folder_of(save.since + offset)
-        metadata[SINCE_CRC] = before
-    path = folder / folder_of(save.clock + offset) / _file(save.table, save.rows)
+def _write(folder: Path, save: Save, origin: Origin, before: tuple[str, str] | None) -> str:
+    """Write a file and return its checksum.
+
+    before:  folder and checksum of the file whose changes it has
+    """
+    metadata = origin.told()
+    if before is not None:
+        metadata[SINCE], metadata[SINCE_CRC] = before
+    path = folder / folder_of(origin.clock) / _file(save.table, save.rows)
     return _write_rows(path, save.spec, save.rows, save.state, save.tables, metadata)
 
 
@@ -184,11 +200,11 @@ class Checkpoints:
             DataCorrupt: a file of the run is not as it was written
             OSError, SafetensorError: as writing does
         """
-        names = list(ended.tables)
+        names, origin = list(ended.tables), Origin(ended.run, clock)
         for number, name in enumerate(names):
             for part, state in ended.parts(name):
                 path = self.path(clock) / _file(number, part.rows)
-                _write_rows(path, part.spec, part.rows, state, names, {})
+                _write_rows(path, part.spec, part.rows, state, names, origin.told())
 
     def complete(self) -> list[int]:
         """The clocks of those that can be resumed from, unless they are damaged."""
@@ -281,11 +297,14 @@ class Checkpoints:
         return "" if wanted else f"{self.path(clock)} has no rows"
 
     def _damage(self, clock: int) -> str:
-        """The damage of the first file that is not as it was written; "" if all are."""
-        for path in sorted(self.path(clock).glob("*.safetensors")):
-            try:
+        """The damage of the first file that is not as it was written, or was written elsewhere; ""
+        if there is none."""
+        files = sorted(self.path(clock).glob("*.safetensors"))
+        try:
+            check_origins(files, clock)
+            for path in files:
                 for each in with_earlier(path):
                     check_verified(each)
-            except (DataMissing, DataCorrupt) as error:
-                return error.message
+        except (DataMissing, DataCorrupt) as error:
+            return error.message
         return ""

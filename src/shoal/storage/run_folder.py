@@ -229,6 +229,11 @@ def folder_of(clock: int) -> str:
     return f"{clock:010d}"
 
 
+def is_checkpoint(files: Sequence[Path]) -> bool:
+    """Whether files of shards are those of a checkpoint, whose folder has its clock as its name."""
+    return files[0].name.startswith("shard-")
+
+
 def shard_files(folder: Path) -> list[Path]:
     """The files of shards of a run; `folder` is the run's, that of its shards, or a checkpoint's.
 

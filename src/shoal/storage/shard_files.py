@@ -1,10 +1,12 @@
-"""What files of shards say of themselves: which rows of which tables, and changes of which files.
+"""What files of shards say of themselves: which rows of which tables, of which run, clock and view,
+and changes of which files.
 
 Their tensors are for `shards`. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -13,7 +15,7 @@ from shoal.errors import DataCorrupt, DataMissing, UsageError
 from shoal.keys import KeyRange
 from shoal.protocol.views import NO_VIEW, ViewId
 from shoal.storage.files import damaged
-from shoal.storage.run_folder import shard_files
+from shoal.storage.run_folder import is_checkpoint, shard_files
 from shoal.storage.verified import CRC, read_told
 from shoal.tables.spec import TableSpec
 
@@ -22,8 +24,52 @@ Places = tuple[ViewId, list[int]]
 # In a file's metadata:
 SINCE = "since"  # the folder with the file whose changes this one has
 SINCE_CRC = "since_crc32"  # that file's checksum
+RUN, CLOCK, VIEW = "run", "clock", "view"
+ENDED = (
+    "ended"  # of a worker's file: it was written at the end of its work, maybe before that clock
+)
 PLACES = "places"  # the view, and of each shard its place in its chain, from the tail
 LAYOUT = ("kind", "row_shape", "dtype", "rows")  # of a table, on which its tensors depend
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where the contents of a file come from.
+
+    run:    the name of the run
+    clock:  of its checkpoint, which names the folder; -1 of what a run leaves at its end
+    view:   in which it was written
+    """
+
+    run: str = ""
+    clock: int = -1
+    view: ViewId = NO_VIEW
+
+    def told(self) -> dict[str, str]:
+        """Return it as metadata of a file."""
+        view = ".".join(map(str, self.view))
+        clock = {CLOCK: str(self.clock)} if self.clock >= 0 else {}
+        return {RUN: self.run, VIEW: view, **clock}
+
+
+def check_origins(paths: Iterable[Path], clock: int = -1) -> None:
+    """Check that files are of one run, and of a checkpoint's clock.
+
+    Files that were copied, and folders that were renamed, are each as they were written.
+
+    Raises:
+        DataCorrupt: they are not
+        DataMissing, UnknownFormat: as `read_told`
+    """
+    of: tuple[Path, str] | None = None
+    for path in paths:
+        told = read_told(path)
+        written, ended = told.get(CLOCK, "-1"), ENDED in told
+        if not (int(written) <= clock if ended else int(written) == clock):
+            raise damaged(path, f"it is of clock {written}, and was put into a folder of {clock}")
+        run = told.get(RUN, "")
+        of = of or (path, run)
+        if run != of[1]:
+            raise damaged(path, f"it is of run {run!r}, and {of[0].name} beside it of {of[1]!r}")
 
 
 class SavedPart(msgspec.Struct, frozen=True):
@@ -49,6 +95,7 @@ class SavedTables:
     Attributes:
         folder: the same.
         parts: the shards in its files.
+        run: the name of the run that has left them.
 
     Raises:
         DataMissing: it has no shards.
@@ -58,7 +105,10 @@ class SavedTables:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.parts = [part for path in shard_files(folder) for part in _parts_of(path)]
+        files = shard_files(folder)
+        check_origins(files, int(folder.name) if is_checkpoint(files) else -1)
+        self.run = read_told(files[0]).get(RUN, "")
+        self.parts = [part for path in files for part in _parts_of(path)]
         first: dict[str, SavedPart] = {}
         for part in self.parts:
             other = first.setdefault(part.spec.name, part)
@@ -96,6 +146,8 @@ def _parts_of(path: Path) -> list[SavedPart]:
         (term, number), places = NO_VIEW, [0] * len(tables)
         if PLACES in told:
             (term, number), places = msgspec.json.decode(told[PLACES], type=Places)
+        elif VIEW in told:
+            term, number = map(int, told[VIEW].split("."))
         parts = [
             SavedPart(path, i, spec, KeyRange(*held), (-term, -number, place))
             for i, ((spec, held), place) in enumerate(zip(tables, places, strict=True))

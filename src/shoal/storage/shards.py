@@ -21,6 +21,7 @@ from shoal.protocol.views import NO_VIEW, ViewId
 from shoal.storage.shard_files import (
     LAYOUT,
     PLACES,
+    Origin,
     SavedPart,
     SavedTables,
     Tables,
@@ -35,7 +36,11 @@ from shoal.tables.spec import TableSpec
 
 
 def save_shards(
-    folder: Path, rank: int, placed: Sequence[tuple[int, ShardStore]], view: ViewId = NO_VIEW
+    folder: Path,
+    rank: int,
+    placed: Sequence[tuple[int, ShardStore]],
+    view: ViewId = NO_VIEW,
+    run: str = "",
 ) -> None:
     """Write a server's shards, each with its place from the tail of its chain.
 
@@ -51,6 +56,7 @@ def save_shards(
     told = {
         "tables": msgspec.json.encode(tables).decode(),
         PLACES: msgspec.json.encode((view, places)).decode(),
+        **Origin(run, view=view).told(),
     }
     write_verified(folder / f"server-{rank}.safetensors", tensors, told)
 
@@ -62,6 +68,7 @@ class SavedShards:
 
     folder: of the run, or of its shards
     tables: the specifications of its tables, by name
+    run:    its name
 
     Raises:
         DataMissing: it has no shards
@@ -74,6 +81,7 @@ class SavedShards:
         saved = SavedTables(folder)
         self._parts = saved.parts
         self.tables = saved.specs
+        self.run = saved.run
         self._verified: set[Path] = set()
 
     def parts(

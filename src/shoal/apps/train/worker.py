@@ -26,6 +26,7 @@ from shoal.pytorch.worker_state import MISFITS, WorkerStates, ranks_of, write_st
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
+from shoal.storage.shard_files import Origin
 from shoal.strategies import leased_program, train_program
 from shoal.strategies.loop import Hooks
 
@@ -73,7 +74,7 @@ def run_worker(
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         clocks = CheckpointClocks(spec.checkpoint_every)
         alone, kept = not strategy.uses_servers, spec.keep_checkpoints
-        states = WorkerStates(paths.checkpoints, rank, clocks, passed, alone, kept)
+        states = WorkerStates(paths.checkpoints, rank, clocks, passed, alone, kept, client.run)
         epochs_before = epochs_of(spec.resume) if passed else 0
         done = _take_up(setup, rank, passed, epochs_before, client.clock) if passed else None
         progress = Progress(setup, client, log, states, passed)
@@ -95,7 +96,9 @@ def run_worker(
         result["epochs"] = max(spec.epochs, epochs_before)
         if spec.saves:
             ranks = ranks_of(client.view) if alone else ()
-            write_state(paths.state(rank), learner.module, strategy.state_dict(), steps, ranks)
+            origin = Origin(client.run, progress.clock, client.view.id)
+            told = learner.module, strategy.state_dict(), steps, origin, ranks
+            write_state(paths.state(rank), *told, ended=True)
         if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
             write_whole(paths.model, lambda fresh: save_file(state, fresh))

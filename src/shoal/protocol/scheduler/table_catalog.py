@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.errors import Refused
 from shoal.keys import KeyRange
-from shoal.protocol.limits import TABLES_BYTES_MAX
+from shoal.protocol.limits import TABLES_BYTES_MAX, TABLES_MAX
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import NotDeclared, OpenShards, ShardsOpened
 from shoal.protocol.messages.reasons import Waiting, bounded, some_of
@@ -88,6 +88,8 @@ class TableCatalog:
         Raises:
             Refused: they have not.
         """
+        if len(self.specs) >= TABLES_MAX:
+            raise Refused(f"table {spec.name!r}: a run has at most {TABLES_MAX} tables")
         described = len(msgspec.msgpack.encode((*self.specs, spec)))
         nbytes = described + PLACEMENT_BYTES * servers * (len(self.specs) + 1)
         if nbytes > TABLES_BYTES_MAX:

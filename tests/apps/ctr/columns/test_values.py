@@ -121,3 +121,10 @@ def test_nothing_is_estimated_wrong_of_few():
     column.of([f"v{n}" for n in range(values.SAMPLE_MOST)])
     assert distinct_texts(column.seen()) == values.SAMPLE_MOST
     assert column.of(["v0"])[0].dtype == np.uint64
+
+
+def test_a_file_of_bytes_that_are_no_text_is_refused(tmp_path):
+    path = tmp_path / "values.json"
+    path.write_bytes(b'{"shoal_format": 3, "columns": {"a\x99": {}}}')
+    with pytest.raises(DataCorrupt, match=r"values\.json"):
+        read_seen(path)

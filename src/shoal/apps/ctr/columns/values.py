@@ -133,7 +133,7 @@ def read_seen(path: Path) -> dict[str, Seen]:
         return {}
     try:
         found = msgspec.json.decode(read_whole(path), type=_File)
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise damaged(path, error) from None
     check_format(path, found.shoal_format)
     return found.columns

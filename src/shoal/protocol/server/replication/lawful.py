@@ -26,6 +26,8 @@ def problem_of(
         return replica.problem_of(message.part, replica.shard.spec.kind == "custom", True)
     if not len(message.parts) == len(message.versions) == len(message.rates):
         return "parts, versions and rates do not agree"
+    if message.what == "check" and len(message.parts) != 1:
+        return f"a check of {len(message.parts)} parts"
     if message.what == "accept" and len(message.origins) != 1:
         return f"an accepted push, of {len(message.origins)} requests"
     if message.what in ("round", "accept") and message.parts and message.round < 0:

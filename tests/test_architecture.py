@@ -32,7 +32,7 @@ PROTOCOL_LEVELS = [
     {"messages", "consistency", "namespaces"},
     {"machine", "requests", "checkpoint_clocks"},
     {"questions"},
-    {"session", "admin"},
+    {"session", "admin", "supervision"},
     {"worker", "server", "scheduler"},
 ]
 PROTOCOL_LEVEL = {room: level for level, rooms in enumerate(PROTOCOL_LEVELS) for room in rooms}

@@ -4,8 +4,8 @@ import pytest
 
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine
-from shoal.engines.supervision.supervisor import LossPolicy
 from shoal.errors import InvalidValue, ProcessDied
+from shoal.protocol.supervision.supervisor import LossPolicy
 from shoal.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.real

@@ -17,8 +17,8 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import server_task, start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.engines.supervision.supervisor import loss_policy
 from shoal.factories import importable
+from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import bsp

@@ -9,8 +9,8 @@ import pytest
 from shoal.apps.train.command import tasks_of
 from shoal.apps.train.resume import join_run
 from shoal.engines.local import LocalEngine
-from shoal.engines.supervision import supervisor
 from shoal.jobs.spec import from_mapping
+from shoal.protocol.supervision import supervisor
 from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 from tests.real.test_stragglers_ignored import steps

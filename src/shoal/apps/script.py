@@ -24,11 +24,11 @@ from shoal.apps.train.resume import (
 )
 from shoal.engines.base import Task
 from shoal.engines.cluster import run_tasks, threads_of
+from shoal.engines.gathering import UNLIMITED_S
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import WorkerRole
 from shoal.engines.output import Followed
 from shoal.engines.script_options import variables_of
-from shoal.engines.supervision.gathering import UNLIMITED_S
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import anywhere, importable
 from shoal.jobs.spec import SCRIPT, dump_job

@@ -78,7 +78,8 @@ def simulate(
     default="kill-server,kill-worker,kill-scheduler",
     section="Faults",
     help="faults to inject in turn: kill, exit, stop, restart, fill, slow or partition; then "
-    "a role; if wanted a rank and a step, as in stop-worker-1@40; or random, drawn from --seed",
+    "a role; if wanted a rank, a step and a duration, as in stop-worker-1@40:12s; or random, drawn "
+    "from --seed, a tenth of them longer than the failure timeout",
 )
 @option(
     "--early",
@@ -103,16 +104,18 @@ def chaos(
     A fault kills a process (SIGKILL), has it end with an error (exit), stops it for a second
     (SIGSTOP), ends it in order (restart: SIGTERM), or leaves its disk no room for two seconds
     (fill). As root it may also slow or cut the link of a process for two seconds; each
-    process is in a network namespace of its own then.
+    process is in a network namespace of its own then. One that lasts may have another duration:
+    after the failure timeout its process is declared dead, and it comes back after that.
 
     Every worker also pushes 1 to keys of its own, and logs which pushes it has sent and which were
     acknowledged; a prober pushes to all servers all the time. The report says which updates were
-    lost or applied twice, and how long no server took pushes.
+    lost or applied twice, and how long no server took pushes. The command fails if an update was
+    lost, or a fault could not be injected.
 
     \b
     shoal chaos digits --kills 6
     shoal chaos mnist --kills 50 --strategy ssp --staleness 2
-    shoal chaos digits --faults kill-server,stop-server
+    shoal chaos digits --faults kill-server,stop-server,stop-server:12s
     shoal chaos digits --faults kill-server-1@20,restart-server@40,kill-worker-0@60
     sudo shoal chaos digits --faults slow-server,partition-server,partition-worker
     """
@@ -125,7 +128,7 @@ def chaos(
     with ended_by_signals():
         report = run_chaos(spec, kills, faults.split(","), folders, console, early, trust)
     tell(as_json, report, show_report)
-    if any(report.get(each) for each in UNLAWFUL):
+    if any(report.get(each) for each in (*UNLAWFUL, "missing")):
         sys.exit(EXIT_FAILED)
 
 

@@ -1,13 +1,9 @@
-"""What an engine starts, and what it reports: tasks and exits."""
+"""What an engine starts: tasks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
-
-from shoal.errors import ShoalError
 
 DENSE = (
     "torch",
@@ -34,18 +30,3 @@ class Task:
     env: dict[str, str] = field(default_factory=dict)
     inherit_output: bool = False
     network: str = ""
-
-
-class Exit(msgspec.Struct, frozen=True):
-    """A process has ended.
-
-    code:   its exit status, or minus the signal that killed it
-    error:  what it has left in its error file
-    how:    how it ended, where the code does not say it
-    """
-
-    name: str
-    code: int
-    pid: int = 0
-    error: ShoalError | None = None
-    how: str = ""

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from shoal.engines.base import DENSE, Task
+from shoal.engines.gathering import UNLIMITED_S
 from shoal.engines.host_memory import table_memory
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import ResumableRun, RunOptions, SchedulerRole, ServerRole
-from shoal.engines.supervision.gathering import UNLIMITED_S
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.scratch import ScratchFolder
 from shoal.storage.shard_files import SavedTables

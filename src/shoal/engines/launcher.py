@@ -27,7 +27,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from shoal.engines.supervision.gathering import show_stack_on_signal
+from shoal.engines.gathering import show_stack_on_signal
 
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNET = 0x40000000

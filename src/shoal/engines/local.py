@@ -28,21 +28,22 @@ from time import monotonic
 
 import msgspec
 
-from shoal.engines.base import Exit, Task
-from shoal.engines.supervision.gathering import Gathering
-from shoal.engines.supervision.supervisor import (
+from shoal.engines.base import Task
+from shoal.engines.gathering import Gathering
+from shoal.errors import ProcessDied, ShoalError, by_name
+from shoal.node.node import Node
+from shoal.protocol.admin.question import Question
+from shoal.protocol.messages import DeathReport, DeathReportSeen
+from shoal.protocol.supervision.supervisor import (
     LATE_S,
     Decision,
+    Exit,
     Kill,
     LossPolicy,
     Report,
     Start,
     Supervisor,
 )
-from shoal.errors import ProcessDied, ShoalError, by_name
-from shoal.node.node import Node
-from shoal.protocol.admin.question import Question
-from shoal.protocol.messages import DeathReport, DeathReportSeen
 from shoal.storage.event_log import NewEvents
 from shoal.storage.files import read_object, write_private, write_whole
 from shoal.storage.held_file import HeldFile
@@ -154,6 +155,8 @@ class LocalEngine:
             raise self._supervisor.cause(self.folder.log)
 
     def _do(self, decisions: Iterable[Decision]) -> None:
+        for text in self._supervisor.warnings():
+            log.warning("%s", text)
         for each in decisions:
             match each:
                 case Start(name):
@@ -218,6 +221,10 @@ class LocalEngine:
             raise supervisor.cause(self.folder.log)
         for name in supervisor.late():
             log.warning("%s has not ended %g s after all others, and is killed", name, LATE_S)
+
+    def restarts(self, name: str) -> bool:
+        """Whether a process that has ended will be started again."""
+        return self._supervisor.restarts(name)
 
     def start_again(self, name: str) -> None:
         """Start a process that has left the run in order again, at once."""

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from shoal.apps.chaos.faults import FaultInjector, InjectedFault
+from shoal.apps.chaos.faults import LASTS_S, FaultInjector, InjectedFault
 from shoal.apps.chaos.processes import OVER, PROBE, PROBES
 from shoal.apps.chaos.write_log import TABLE, Verdict, judge
 from shoal.apps.train.checks import check_job
@@ -29,12 +29,12 @@ from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine
 from shoal.engines.local import LocalEngine
 from shoal.engines.roles import BROKEN_HERE_S
-from shoal.engines.supervision.supervisor import loss_policy
 from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
 from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.reports.events import write_tables
-from shoal.simulation.faults.schedule import FAULT_NAMES, fault_of
+from shoal.simulation.faults.schedule import FAULT_NAMES, LASTING, Fault, fault_of
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.strategies.base import StrategyOptions
@@ -44,6 +44,7 @@ CHECKPOINT_EVERY = 2  # clocks, of a job that may lose rows
 NEEDS_ROOT = ("slow", "partition")
 DRAWN = [name for name in FAULT_NAMES if name.split("-")[0] not in NEEDS_ROOT]
 UNLAWFUL = ("acknowledged_lost", "acknowledged_doubled", "strange")
+BEYOND_S = (1, 2, 4)  # of a fault that lasts, beyond the failure timeout
 
 
 def run_chaos(
@@ -58,7 +59,8 @@ def run_chaos(
     """Run a job undisturbed, then with faults; return the figures.
 
     faults:    their number; not used if each fault of the schedule names a step
-    schedule:  faults in turn, as `fault_of` reads them; or "random": drawn from the job's seed
+    schedule:  faults in turn, as `fault_of` reads them; or "random": drawn from the job's seed, a
+               tenth of them longer than the time after which a member is declared dead
     early:     inject the next fault before all rows have all their replicas again: the last
                replica of some may be killed. Then the job ends with RangeLost, and is resumed from
                its last checkpoint
@@ -68,9 +70,10 @@ def run_chaos(
         InvalidValue: a job whose rows have one replica, a strategy without servers, or links that
             cannot be disturbed here
         UnknownName: a fault of no known kind
+        JoinTimeout: the cluster was not whole again after a fault
     """
-    drawn = Random(job.seed).choices(DRAWN, k=faults) if list(schedule) == ["random"] else schedule
-    chosen = [fault_of(name) for name in drawn]
+    random = list(schedule) == ["random"]
+    chosen = draw_faults(faults, Random(job.seed)) if random else [fault_of(n) for n in schedule]
     if all(each.step >= 0 for each in chosen):
         faults = len(chosen)
     if job.replicas < 2:
@@ -92,7 +95,9 @@ def run_chaos(
         made = HostsEngine(folder, hosts) if hosts is not None else LocalEngine(folder)
         engine, bar = stack.enter_context(made), Progress(console=console, transient=True)
         stack.enter_context(bar)
-        for task in _tasks(job, engine, data_dirs, started_at, write_log, faults * SECONDS_A_FAULT):
+        lasting = sum(chosen[number % len(chosen)].seconds for number in range(faults))
+        seconds = faults * SECONDS_A_FAULT + lasting
+        for task in _tasks(job, engine, data_dirs, started_at, write_log, seconds):
             engine.start(task)
         injector = FaultInjector(engine, job, chosen, faults, early, hosts)
         shown = bar.add_task("faults", total=faults)
@@ -116,9 +121,20 @@ def run_chaos(
     verdict = judge(write_log, _times(SavedShards(folder.shards).merged(TABLE.name)))
     probes = list(PROBE.iter_unpack((write_log / PROBES).read_bytes()))
     report = _report(injector.injected, verdict, probes, summary, undisturbed)
+    report["missing"] = faults - len(injector.injected)
     report["detection"] = _tuning(hosts is not None)
     folder.write_summary({**summary, "chaos": report})
     return report
+
+
+def draw_faults(count: int, random: Random) -> list[Fault]:
+    """Draw faults of all kinds; a tenth of them last until their process was declared dead."""
+    drawn = [fault_of(name) for name in random.choices(DRAWN, k=count)]
+    lasting = [name for name in DRAWN if fault_of(name).what in LASTING]
+    for number in random.sample(range(count), -(-count // 10)):
+        seconds = SchedulerOptions(0, 1).silence_s + random.choice(BEYOND_S)
+        drawn[number] = fault_of(f"{random.choice(lasting)}:{seconds:.0f}s")
+    return drawn
 
 
 def _times(shards: Mapping[str, torch.Tensor] | None) -> dict[int, float]:
@@ -213,7 +229,10 @@ def _report(
     summary: dict[str, Any],
     undisturbed: dict[str, Any],
 ) -> dict[str, Any]:
-    counts = Counter(f"{each.fault.what}-{each.fault.role}" for each in injected)
+    counts, failed_s = (
+        Counter(str(each.fault) for each in injected),
+        SchedulerOptions(0, 1).silence_s,
+    )
     takeovers = [
         min(end for begin, end in probes if begin >= each.clock) - each.clock
         for each in injected
@@ -223,9 +242,16 @@ def _report(
     back = [each.back_s for each in injected if each.back_s >= 0]
     return {
         "kills": sum(each.fault.what == "kill" for each in injected),
-        "faults": dict(counts),
+        "faults": dict(sorted(counts.items())),
+        "longer_than_failure_timeout": sum(each.fault.seconds > failed_s for each in injected),
         "injected": [
-            {"what": each.fault.what, "name": each.name, "step": each.step} for each in injected
+            {
+                "what": each.fault.what,
+                "name": each.name,
+                "step": each.step,
+                "seconds": each.fault.seconds or LASTS_S.get(each.fault.what, 0.0),
+            }
+            for each in injected
         ],
         **msgspec.structs.asdict(verdict),
         "takeover_s_median": median(takeovers) if takeovers else None,
@@ -246,6 +272,8 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
         if name == "injected":
             continue
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
+        if isinstance(value, dict):
+            shown = "\n".join(f"{each} {what}" for what, each in value.items())
         table.add_row(name.replace("_", " "), shown)
     console.print(table)
     if "range_lost" in report:
@@ -253,3 +281,5 @@ def show_report(console: Console, report: dict[str, Any]) -> None:
     else:
         safe = not any(report[each] for each in UNLAWFUL)
         console.print("no acknowledged update was lost" if safe else "[red]updates were lost[/]")
+        if report["missing"]:
+            console.print(f"[red]{report['missing']} faults were not injected: the job was over[/]")

@@ -15,6 +15,7 @@ import msgspec
 
 from shoal.engines.hosts import Hosts
 from shoal.engines.local import LocalEngine
+from shoal.errors import JoinTimeout
 from shoal.jobs.spec import JobSpec
 from shoal.simulation.faults.schedule import Fault
 from shoal.storage.event_log import NewEvents
@@ -22,14 +23,9 @@ from shoal.storage.event_log import NewEvents
 HANDLED_S = 0.003  # between two signals: while both are pending they count as one, and no event
 # says that the first was handled
 SIGNALS = {"kill": signal.SIGKILL, "exit": signal.SIGINT, "restart": signal.SIGTERM}
-LASTS_S = {
-    "stop": 1.0,
-    "fill": 2.0,
-    "slow": 2.0,
-    "partition": 2.0,
-}  # after that it is undone
+LASTS_S = {"stop": 1.0, "fill": 2.0, "slow": 2.0, "partition": 2.0}  # after that it is undone
 NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-RECOVERY_S = 60.0  # a cluster that is not whole after this will not recover
+RECOVERY_S = 60.0  # a cluster that is not whole so long after a fault will not recover
 EARLY_S = 0.1  # with --early the next fault does not wait for recovery
 PAUSE_S = (0.1, 0.8)  # between being whole and the next fault
 
@@ -48,7 +44,9 @@ class InjectedFault(msgspec.Struct):
 class FaultInjector:
     """Injects the next fault when the cluster is whole and has reached the fault's step.
 
-    hosts:  the namespaces whose links may be disturbed
+    hosts:     the namespaces whose links may be disturbed
+    injected:  the faults so far
+    over:      whether all were injected, and the cluster was whole again
     """
 
     def __init__(
@@ -61,25 +59,22 @@ class FaultInjector:
         hosts: Hosts | None = None,
     ) -> None:
         self.injected: list[InjectedFault] = []
+        self.over = False
         self._engine = engine
         self._hosts = hosts
         self._sizes = {"servers": job.servers, "workers": job.workers + 1}
         self._schedule = schedule
         self._faults = faults
-        self._patience_s = EARLY_S if early else RECOVERY_S
+        self._early = early
         self._random = Random(job.seed)
         self._next_at = float("inf")
+        self._recovers_since = 0.0  # the end of the last fault
         self._undo: tuple[float, Callable[[], None]] | None = None  # when, and how
-        self._leaving: set[str] = set()
+        self._servers = {f"server-{rank}" for rank in range(job.servers)}
+        self._view: dict[str, Any] = {}
         self._new_events = NewEvents(engine.folder.events)
         self._step = 0  # of the fastest worker
         self._whole = False
-
-    @property
-    def over(self) -> bool:
-        """Whether all faults are injected, and the cluster is whole again."""
-        undone = self._undo is not None or self._leaving or not self._whole
-        return len(self.injected) == self._faults and not undone
 
     def tick(self) -> None:
         now = time.monotonic()
@@ -88,26 +83,55 @@ class FaultInjector:
                 self._seen(event)
             elif event["kind"] == "step":
                 self._step = max(self._step, event["step"])
-        for name in self._leaving - self._engine.running.keys():
-            self._leaving.remove(name)
-            self._engine.start_again(name)
         if self._undo is not None:
             if now >= self._undo[0]:
                 self._undo[1]()
                 self._undo = None
+                self._recovers_since = now
             return
-        if len(self.injected) == self._faults:
+        self.over = self.over or (len(self.injected) == self._faults and self._is_whole)
+        if self.over:
             return
-        last = self.injected[-1] if self.injected else None
+        self._bring_back()
+        late = now - self._recovers_since
         fault = self._schedule[len(self.injected) % len(self._schedule)]
         if self._next_at == float("inf"):
-            if self._whole and not self._leaving and all(self._engine.running.values()):
+            if self._is_whole:  # and more are to come, or it would be over
                 self._next_at = now + (self._random.uniform(*PAUSE_S) if fault.step < 0 else 0)
-            elif last is not None and now > last.clock + self._patience_s:
+            elif self._early and 0 < len(self.injected) < self._faults and late > EARLY_S:
                 self._next_at = now
+            elif self.injected and late > RECOVERY_S:
+                raise JoinTimeout(self._unrecovered())
         elif now >= self._next_at and self._step >= fault.step:
             self._next_at = float("inf")
             self._inject(fault)
+            self._recovers_since = now
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether all members and all replicas of all rows are there, and no process is missing."""
+        running = self._engine.running
+        return self._whole and all(running.values()) and self._servers <= running.keys()
+
+    def _bring_back(self) -> None:
+        """Start servers again that have left in order. The engine does so with those that died."""
+        running = self._engine.running
+        if any(name.startswith("worker") for name in running):  # else the job is over
+            for name in sorted(self._servers - running.keys()):
+                if not self._engine.restarts(name):
+                    self._engine.start_again(name)
+
+    def _unrecovered(self) -> str:
+        last = self.injected[-1]
+        there = {
+            kind: f"{self._view.get(kind, 0)} of {n} {kind}" for kind, n in self._sizes.items()
+        }
+        rows = "all" if self._view.get("whole") else "not all"
+        return (
+            f"{RECOVERY_S:g} s after {last.fault} of {last.name}, fault {len(self.injected)} of "
+            f"{self._faults}, the cluster is not whole: {', '.join(there.values())}, and {rows} "
+            "rows have all their replicas"
+        )
 
     def _inject(self, fault: Fault) -> None:
         """Inject a fault; without a rank, into another process than the last one."""
@@ -124,7 +148,7 @@ class FaultInjector:
         self.injected.append(InjectedFault(fault, name, time.time(), time.monotonic(), self._step))
         undo = self._do(fault, name)
         if undo is not None:
-            self._undo = time.monotonic() + LASTS_S[fault.what], undo
+            self._undo = time.monotonic() + (fault.seconds or LASTS_S[fault.what]), undo
 
     def _do(self, fault: Fault, name: str) -> Callable[[], None] | None:
         """Do it; returns how it is taken back, if it is."""
@@ -132,7 +156,7 @@ class FaultInjector:
         match fault.what:
             case "stop":
                 os.kill(pid, signal.SIGSTOP)
-                return lambda: os.kill(pid, signal.SIGCONT)
+                return lambda: self._go_on(name, pid)
             case "fill":  # no file of it can grow, as on a full disk
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
                 return lambda: _give_room(pid)
@@ -140,7 +164,6 @@ class FaultInjector:
                 (hosts.slow if fault.what == "slow" else hosts.cut)(name)
                 return lambda: hosts.mend(name)
             case "restart" if fault.role == "server":
-                self._leaving.add(name)
                 self._whole = False
                 os.kill(pid, signal.SIGTERM)
             case _:
@@ -152,8 +175,15 @@ class FaultInjector:
                     _interrupt(pid)
         return None
 
+    def _go_on(self, name: str, pid: int) -> None:
+        """Continue a stopped process, unless the engine has ended it: it was dead to the run."""
+        if self._engine.running.get(name) == pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
     def _seen(self, view: dict[str, Any]) -> None:
         """The cluster is whole when a view has all members and all replicas of all rows."""
+        self._view = view
         last = self.injected[-1] if self.injected else None
         self._whole = view["whole"] and all(view[k] == n for k, n in self._sizes.items())
         if last is not None and last.back_s < 0 and last.fault.role == "scheduler":

@@ -23,7 +23,7 @@ from shoal.tables.spec import Access, TableSpec
 PROBE = Struct("<dd")  # a probe's beginning and end, monotonic seconds
 PROBES = "probes"
 OVER = "over"  # a file that exists once all faults are injected
-PATIENCE_S, POLL_S = 60.0, 0.02
+PATIENCE_S, POLL_S = 900.0, 0.02  # the injector gives up before
 FRAGMENTS = 24
 
 

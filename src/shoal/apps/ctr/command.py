@@ -26,9 +26,9 @@ from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine
-from shoal.engines.supervision.supervisor import loss_policy
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import converted
+from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.reports.events import read_events
 from shoal.reports.live import Live, progress_console
 from shoal.storage.run_folder import RunFolder, shard_files

@@ -23,8 +23,8 @@ from shoal.apps.train.resume import epochs_of
 from shoal.client.client import Client
 from shoal.client.context import Context
 from shoal.client.options import ClientOptions
+from shoal.engines.gathering import UNLIMITED_S
 from shoal.engines.roles import configure_log
-from shoal.engines.supervision.gathering import UNLIMITED_S
 from shoal.node.memory import keep_memory
 from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder

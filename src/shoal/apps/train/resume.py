@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import FaultTolerantRun, ResumableRun, words_for
-from shoal.engines.supervision.supervisor import loss_policy
 from shoal.errors import DataMissing, InvalidValue, ProcessDied, RangeLost, UsageError
 from shoal.factories import uninterrupted
 from shoal.jobs.spec import JobSpec, from_mapping, load_run_job
 from shoal.jobs.trust import check_run
+from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.files import damaged, make_folder
 from shoal.storage.run_folder import RunFolder

@@ -16,8 +16,8 @@ from shoal.apps.train.setup import WorkerSetup, load_dataset, set_up
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.collective.process_group import ProcessGroup
+from shoal.engines.gathering import UNLIMITED_S
 from shoal.engines.roles import configure_log
-from shoal.engines.supervision.gathering import UNLIMITED_S
 from shoal.errors import InvalidValue
 from shoal.jobs.spec import from_mapping
 from shoal.node.memory import keep_memory

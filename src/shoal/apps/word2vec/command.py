@@ -30,9 +30,9 @@ from shoal.apps.word2vec.vectors import (
 from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, worker_tasks
 from shoal.engines.local import LocalEngine
-from shoal.engines.supervision.supervisor import loss_policy
 from shoal.errors import DataMissing, InvalidValue
 from shoal.jobs.spec import converted, dump_job, load_run_job
+from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.reports.live import Live, progress_console
 from shoal.storage.files import read_text, write_whole
 from shoal.storage.run_folder import RunFolder

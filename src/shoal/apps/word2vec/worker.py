@@ -34,8 +34,8 @@ from shoal.apps.word2vec.vectors import BINARY, VOCABULARY, Vectors
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.client.sparse.exchanges import Batch, pull_op, push_op
+from shoal.engines.gathering import UNLIMITED_S
 from shoal.engines.roles import configure_log
-from shoal.engines.supervision.gathering import UNLIMITED_S
 from shoal.node.memory import keep_memory
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.storage.event_log import EventLog

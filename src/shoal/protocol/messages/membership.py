@@ -24,6 +24,7 @@ from shoal.tables.spec import TableSpec
 
 Group = Literal["scheduler", "servers", "workers"]
 Positive = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
+TOO_SLOW = "dropped"  # how a worker is lost for which the others have waited too long
 Ranges = Annotated[tuple[KeyRange, ...], Meta(max_length=PARTS_MAX)]
 
 

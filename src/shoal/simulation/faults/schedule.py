@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from shoal.errors import InvalidValue
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NodeId
@@ -27,7 +28,10 @@ FAULT_NAMES = tuple(
     # a worker's script decides what its errors end, and its files are its own
     if role != "worker" or what not in ("exit", "fill")
 )
-FORM = re.compile(r"(?P<name>[a-z]+-[a-z]+)(-(?P<rank>[0-9]+))?(@(?P<step>[0-9]+))?")
+FORM = re.compile(
+    r"(?P<name>[a-z]+-[a-z]+)(-(?P<rank>[0-9]+))?(@(?P<step>[0-9]+))?(:(?P<seconds>[0-9]+)s)?"
+)
+LASTING: tuple[What, ...] = ("stop", "fill", "slow", "partition")  # which are taken back
 LASTS_S, SLOW_S = 1.0, 0.2  # of virtual time; on a real cluster, one or two seconds
 PAUSE_S = 0.2  # at most, from the end of a repair to the next fault
 
@@ -35,39 +39,46 @@ PAUSE_S = 0.2  # at most, from the end of a repair to the next fault
 class Fault(msgspec.Struct, frozen=True):
     """A fault of one process.
 
-    what:  kill: SIGKILL. exit: it ends by itself, with an error. stop: SIGSTOP for a second.
-           restart: SIGTERM, after which a server leaves in order and another starts. fill: no room
-           on its disk for two seconds. slow: 1 Mbit/s for two seconds. partition: no link for two
-           seconds
-    role:  the role of the process
-    rank:  its rank, or -1 for any
-    step:  the training step at which it happens, or -1 for any time
+    what:     kill: SIGKILL. exit: it ends by itself, with an error. stop: SIGSTOP for a second.
+              restart: SIGTERM, after which a server leaves in order and another starts. fill: no
+              room on its disk for two seconds. slow: 1 Mbit/s for two seconds. partition: no link
+              for two seconds
+    role:     the role of the process
+    rank:     its rank, or -1 for any
+    step:     the training step at which it happens, or -1 for any time
+    seconds:  how long it lasts, in place of one or two
     """
 
     what: What
     role: str
     rank: int = -1
     step: int = -1
+    seconds: int = 0
 
     def __str__(self) -> str:
-        return f"{self.what}-{self.role}"
+        return f"{self.what}-{self.role}" + (f":{self.seconds}s" if self.seconds else "")
 
 
 def fault_of(text: str) -> Fault:
-    """Parse a fault: `kill-server` of any rank, `kill-server-1`, `stop-worker@40` at a step.
+    """Parse a fault: `kill-server` of any rank, `kill-server-1`, `stop-worker@40` at a step,
+    `stop-server:12s` for 12 seconds.
 
     Raises:
         UnknownName: the text names no known fault
+        InvalidValue: it is to last, and is of a kind that is not taken back
 
-    >>> fault_of("partition-server-1@40")
-    Fault(what='partition', role='server', rank=1, step=40)
+    >>> fault_of("partition-server-1@40:12s")
+    Fault(what='partition', role='server', rank=1, step=40, seconds=12)
     """
     found = FORM.fullmatch(text.strip())
     if found is None or found["name"] not in FAULT_NAMES:
         raise unknown("fault", text, FAULT_NAMES)
     what, role = found["name"].split("-")
+    if found["seconds"] and what not in LASTING:
+        raise InvalidValue(f"{text}: it has no duration; these have one: {', '.join(LASTING)}")
     rank, step = (int(found[each] or -1) for each in ("rank", "step"))
-    return msgspec.convert({"what": what, "role": role, "rank": rank, "step": step}, Fault)
+    given = {"what": what, "role": role, "rank": rank, "step": step}
+    return msgspec.convert({**given, "seconds": int(found["seconds"] or 0)}, Fault)
 
 
 class ScheduledFaults:
@@ -121,15 +132,15 @@ class ScheduledFaults:
         self._injector.count(f"scheduled {fault}")
         match fault.what, fault.role:
             case "stop", _:
-                self._world.pause(node, now + LASTS_S)
+                self._world.pause(node, now + (fault.seconds or LASTS_S))
             case "partition", _:
-                network.partition(frozenset([node]), now + LASTS_S)
+                network.partition(frozenset([node]), now + (fault.seconds or LASTS_S))
             case "slow", _:
                 for other in living:
-                    network.clog(node, other, now + SLOW_S)
-                    network.clog(other, node, now + SLOW_S)
+                    network.clog(node, other, now + (fault.seconds or SLOW_S))
+                    network.clog(other, node, now + (fault.seconds or SLOW_S))
             case "fill", _:
-                self._world.nodes[node].disk.full_until = now + LASTS_S
+                self._world.nodes[node].disk.full_until = now + (fault.seconds or LASTS_S)
             case "restart", "server":
                 self._cluster.send_away(node)
                 self._cluster.add_server()

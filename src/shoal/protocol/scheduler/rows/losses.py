@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from shoal.errors import RangeLost, RunAborted, ShoalError
+from shoal.protocol.messages.membership import TOO_SLOW
 from shoal.protocol.messages.reasons import some_of
 from shoal.protocol.scheduler.rows.placement import lost
 from shoal.protocol.views import Member, NodeId, View
-
-TOO_SLOW = "dropped"  # how a worker is lost for which the others have waited too long
 
 
 def end_of(

@@ -27,6 +27,14 @@ class Restarts:
         """Whether a process waits to be started again."""
         return bool(self._due)
 
+    def awaits(self, name: str) -> bool:
+        """Whether this process does."""
+        return name in self._due
+
+    def expect(self, name: str) -> None:
+        """Note that a process is started again that has not died."""
+        self.names.add(name)
+
     def began(self, name: str, now: float) -> None:
         """Note that a process was started."""
         self._began[name] = now

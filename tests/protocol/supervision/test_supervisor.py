@@ -4,18 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.base import Exit
-from shoal.engines.supervision.supervisor import (
-    DEAD_S,
-    KILLED_S,
-    LATE_S,
-    RETURNS,
-    Kill,
-    Report,
-    Start,
-    Supervisor,
-    loss_policy,
-)
 from shoal.errors import (
     ClusterFull,
     DeclaredDead,
@@ -25,6 +13,18 @@ from shoal.errors import (
     ProcessDied,
     RangeLost,
     RunAborted,
+)
+from shoal.protocol.supervision.supervisor import (
+    DEAD_S,
+    KILLED_S,
+    LATE_S,
+    RETURNS,
+    Exit,
+    Kill,
+    Report,
+    Start,
+    Supervisor,
+    loss_policy,
 )
 
 NAMES = ("scheduler", "server-0", "server-1", "worker-0", "worker-1")

@@ -7,7 +7,6 @@ be dead to the run, and one that ended with status 0 may have left its work undo
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from math import inf
@@ -16,8 +15,6 @@ from signal import Signals
 
 import msgspec
 
-from shoal.engines.base import Exit
-from shoal.engines.supervision.restarts import Restarts
 from shoal.errors import (
     ClusterFull,
     DeclaredDead,
@@ -30,15 +27,29 @@ from shoal.errors import (
     RunAborted,
     ShoalError,
 )
-from shoal.protocol.scheduler.rows.losses import TOO_SLOW
-
-log = logging.getLogger("shoal.engine")
+from shoal.protocol.messages.membership import TOO_SLOW
+from shoal.protocol.supervision.restarts import Restarts
 
 RETURNS = 3  # restarts of a worker that was dropped because it was slow
 LATE_S = 20.0  # after all others, for processes that may not know that the run has ended
 GRACE_S = 1.0  # after the first failure, for the others to end
 KILLED_S = 4.0  # after a server was killed, for the scheduler to report the lost rows
 DEAD_S = 2.0  # for a process that is dead to the run to end by itself: it may be writing its error
+
+
+class Exit(msgspec.Struct, frozen=True):
+    """A process has ended.
+
+    code:   its exit status, or minus the signal that killed it
+    error:  what it has left in its error file
+    how:    how it ended, where the code does not say it
+    """
+
+    name: str
+    code: int
+    pid: int = 0
+    error: ShoalError | None = None
+    how: str = ""
 
 
 class LossPolicy(msgspec.Struct, frozen=True):
@@ -119,6 +130,7 @@ class Supervisor:
         self._too_slow: set[int] = set()  # pids of workers that were dropped for it
         self._gone_on_without: set[str] = set()
         self._give_up_at = inf
+        self._warnings: list[str] = []
 
     # ------------------------------------------------------------------ what happens
 
@@ -131,9 +143,13 @@ class Supervisor:
         """A process has started."""
         self._living[name] = pid
 
+    def restarts(self, name: str) -> bool:
+        """Whether a process that has ended will be started again."""
+        return self._restarts.awaits(name)
+
     def starts_again(self, name: str) -> None:
         """A process is started again, which has left the run in order."""
-        self._restarts.names.add(name)
+        self._restarts.expect(name)
 
     def ended(self, each: Exit, now: float) -> list[Decision]:
         """A process has ended."""
@@ -191,6 +207,11 @@ class Supervisor:
             self._give_up(now + LATE_S)
         return due
 
+    def warnings(self) -> list[str]:
+        """What the user is to know, since the last call."""
+        told, self._warnings = self._warnings, []
+        return told
+
     def over(self, now: float) -> bool:
         """Whether nothing is to be waited for any more."""
         return now >= self._give_up_at or not (self._living or self._restarts.waiting)
@@ -233,13 +254,13 @@ class Supervisor:
     def _note_loss(self, each: Exit) -> None:
         self.lost.append(each)
         why = each.error.message if each.error is not None else how_it_ended(each)
-        log.warning("%s is lost, and the run goes on without it: %s", each.name, why)
+        self._warnings.append(f"{each.name} is lost, and the run goes on without it: {why}")
 
     def _restart(self, each: Exit, blameless: bool, now: float) -> bool:
         """Have a process started again, unless it died too often lately."""
         if not blameless:
             why = each.error.message if each.error is not None else how_it_ended(each)
-            log.warning("%s has failed, and is started again: %s", each.name, why)
+            self._warnings.append(f"{each.name} has failed, and is started again: {why}")
         return self._restarts.plan(each.name, blameless, now)
 
     def _can_be_spared(self, name: str) -> bool:

@@ -1,6 +1,6 @@
 """When processes that died are started again."""
 
-from shoal.engines.supervision.restarts import FAILURES, KILLS, PAUSE_S, STARTED_S, Restarts
+from shoal.protocol.supervision.restarts import FAILURES, KILLS, PAUSE_S, STARTED_S, Restarts
 
 
 def test_a_killed_process_is_started_at_once_unless_it_is_killed_too_often():

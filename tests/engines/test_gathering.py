@@ -9,9 +9,9 @@ import pytest
 
 from shoal.apps.script import ScriptRun, run_script
 from shoal.apps.train.command import tasks_of
+from shoal.engines import gathering
+from shoal.engines.gathering import UNLIMITED_S, Gathering
 from shoal.engines.local import LocalEngine
-from shoal.engines.supervision import gathering
-from shoal.engines.supervision.gathering import UNLIMITED_S, Gathering
 from shoal.jobs.spec import from_mapping
 from shoal.storage.run_folder import RunFolder
 

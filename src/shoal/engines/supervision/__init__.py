@@ -1,1 +1,0 @@
-"""What becomes of a run when its processes start, end, or do not join."""

@@ -1,0 +1,1 @@
+"""What becomes of a run when its processes end, or are declared dead."""

@@ -6,6 +6,7 @@ from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue, ProcessDied
 from shoal.protocol.supervision.supervisor import LossPolicy
+from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
 
 pytestmark = pytest.mark.real
@@ -18,7 +19,11 @@ def join(tmp_path):
 
     def join(times, how, **options):
         given = {"counter": str(counter), "times": times, "how": how}
-        with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
+        folder = RunFolder.create(tmp_path, "run")
+        with LocalEngine(folder) as engine:
+            log = EventLog(folder.events, "scheduler", 0.0)  # which there is none of
+            log.write("view", view=[1, 1], reason="all have joined")
+            log.close()
             engine.start(Task("server-0", "tests.engines.failing:fails", given, preload=()))
             engine.join(policy=LossPolicy(**{k: frozenset(v) for k, v in options.items()}))
         return len(counter.read_text())

@@ -137,7 +137,7 @@ class HostsEngine(LocalEngine):
     def address(self, name: str) -> str:
         return self._hosts.address(name)
 
-    def report_death(self, pid: int) -> None:
+    def report_death(self, pid: int, orderly: bool = False) -> None:
         """Report nothing: a host that is gone cannot, and its silence has to be detected."""
 
     def start(self, task: Task) -> None:

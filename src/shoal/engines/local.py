@@ -84,7 +84,7 @@ class LocalEngine:
         self._tasks: dict[str, Task] = {}
         self._supervisor = Supervisor()
         self._gathering = Gathering(folder.log)
-        self._news = NewEvents(folder.events, ("joined", "lost"))
+        self._news = NewEvents(folder.events, ("joined", "lost", "view"))
         self._unfinished: deque[int] = deque()  # processes that had not finished, by other threads
         ours, theirs = socket.socketpair()
         self._commands = ours
@@ -164,13 +164,13 @@ class LocalEngine:
                 case Kill(name):
                     with suppress(ProcessLookupError):
                         os.kill(self.pid(name), signal.SIGKILL)
-                case Report(pid):
-                    Thread(target=self.report_death, args=(pid,), daemon=True).start()
+                case Report(pid, orderly):
+                    Thread(target=self.report_death, args=(pid, orderly), daemon=True).start()
 
-    def report_death(self, pid: int) -> None:
+    def report_death(self, pid: int, orderly: bool = False) -> None:
         """Report a death to the scheduler, which need not wait for its failure timeout then."""
         task = self._tasks["scheduler"]
-        report = DeathReport(socket.gethostname(), pid)
+        report = DeathReport(socket.gethostname(), pid, orderly)
         reporter = Question(report, (DeathReportSeen,), TELL_S)
         me = Identity(
             f"engine-{pid}-{os.urandom(4).hex()}", "worker", token=task.args.get("token", "")
@@ -192,6 +192,8 @@ class LocalEngine:
             name, pid = event.get("name", ""), event.get("process", 0)
             if event["kind"] == "joined":
                 self._gathering.joined(pid)
+            elif event["kind"] == "view":
+                self._supervisor.begun()
             else:
                 self._supervisor.declared_dead(name, pid, event.get("how", ""), now)
         self._gathering.look(self.running, now)

@@ -381,6 +381,8 @@ class Session:
         """End this member: in order, or with an error."""
         self.ended = True
         self._due = inf
+        if error is None:  # the run ends in order once all have finished: that was heard
+            self.answered("finish", out)
         ended = Outcome(error=error or RunAborted("the run has ended"))
         self._questions.end(ended, out)
         for request_id in self._awaiting:

@@ -41,6 +41,7 @@ from shoal.simulation.faults.kinds import MOVES
 from shoal.simulation.faults.schedule import Fault, ScheduledFaults
 from shoal.simulation.node import SimNode
 from shoal.simulation.plan import GUESTS, Plan
+from shoal.simulation.supervised import SupervisedScenario
 from shoal.simulation.workloads.all_reduce import RingScenario
 from shoal.simulation.workloads.programs import Workload
 from shoal.simulation.world import World
@@ -300,7 +301,8 @@ class Scenario:
         # accepted pushes are lost with their head; living workers send them again
         whole = not (gone and self.work.ledger.crashed)
         rule = self.plan.consistency
-        self._check_cuts(rule.apply_at == "round_end", whole and rule.closes is None)
+        stayed = len(self.cluster.servers) == self.plan.servers and not gone
+        self._check_cuts(rule.apply_at == "round_end", whole and rule.closes is None, stayed)
         self.world.coverage["replicas evicted"] += evicting(servers)
         for group, work in self.works.items():
             leases = self.cluster.scheduler.ledgers.of(group).record()
@@ -312,9 +314,8 @@ class Scenario:
         for group, work in self.works.items():
             check_remaining(servers, work, group)
 
-    def _check_cuts(self, closes: bool, whole: bool) -> None:
+    def _check_cuts(self, closes: bool, whole: bool, stayed: bool) -> None:
         planned = self.work.checkpoints.planned
-        stayed = len(self.cluster.servers) == self.plan.servers and whole
         if stayed and not self._left_out:
             found = self._cuts.check_planned(planned)
             self.world.coverage["checkpoint that was asked for"] += found
@@ -377,13 +378,18 @@ def simulate(
                 ring = RingScenario(seed, keep_lines)
                 worlds.append(ring.world)
                 ring.run()
+            if not fault_schedule:
+                supervised = SupervisedScenario(seed, keep_lines)
+                worlds.append(supervised.world)
+                supervised.run()
         except Violation as found:
             checker, violation = found.checker, found.message
         except ShoalError as found:  # a machine must not raise one
             checker, violation = "invariant", str(found)
         except Exception as found:
             checker, violation = "crashed", f"{type(found).__name__}: {found}, {_place(found)}"
-    coverage = Counter({"sums around a ring": 1} if len(worlds) > 1 else {})
+    sums = scenario.plan.sums and not fault_schedule
+    coverage = Counter({"sums around a ring": 1} if sums else {})
     for world in worlds:
         coverage.update(world.coverage)
     hits = [sum(world.network.hits.values()) for world in worlds]

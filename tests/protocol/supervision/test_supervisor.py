@@ -34,13 +34,15 @@ SILENT = "not heard of for 10.1 s"
 class Run:
     """A supervised run of two servers and two workers, with the pids from 10 on."""
 
-    def __init__(self, on_worker_loss="stop", replicas=2, slow_workers="wait"):
+    def __init__(self, on_worker_loss="stop", replicas=2, slow_workers="wait", begun=True):
         self.supervisor = Supervisor()
         self.supervisor.policy = loss_policy(2, replicas, 2, on_worker_loss, slow_workers)
         self.pids = {}
         self.now = 0.0
         for name in NAMES:
             self.begin(name)
+        if begun:
+            self.supervisor.begun()
 
     def begin(self, name):
         self.supervisor.starts(name, self.now)
@@ -113,6 +115,30 @@ def test_a_run_goes_on_without_a_worker_that_is_gone_in_any_way(option, how):
     assert not run.over
 
 
+@pytest.mark.parametrize("how", ["killed", "fails", "status", "vanishes"])
+def test_a_run_does_not_begin_without_a_worker(how):
+    """The scheduler would wait for it for ever."""
+    run = Run("drop", begun=False)
+    leave(run, "worker-1", how)
+    run.tick(1.0)
+    assert run.over
+    assert "worker-1" in run.cause.message
+
+
+@pytest.mark.parametrize("ended_well", [True, False])
+def test_a_server_that_was_cut_off_at_the_end_is_no_failure(ended_well):
+    run = Run()
+    for name in ("worker-0", "worker-1", "server-1"):
+        run.end(name, 0)
+    if ended_well:
+        run.end("scheduler", 0)
+    run.end("server-0", 1, RunAborted("the scheduler has not answered for 120 s"))
+    assert bool(run.supervisor.failed) != ended_well
+    assert (
+        any("did not hear of the end" in each for each in run.supervisor.warnings()) == ended_well
+    )
+
+
 @pytest.mark.parametrize("how", HOWS)
 def test_a_worker_that_is_gone_in_any_way_is_replaced(how):
     run = Run("replace")
@@ -160,7 +186,7 @@ def test_what_is_said_of_an_earlier_process_changes_nothing():
 
 def test_the_scheduler_is_told_of_each_process_that_ends():
     run = Run("drop")
-    assert run.end("worker-0", 0) == [Report(run.pids["worker-0"])]
+    assert run.end("worker-0", 0) == [Report(run.pids["worker-0"], True)]
     assert run.end("server-1", -9) == [Report(run.pids["server-1"])]
     run.end("scheduler", 0)
     assert run.end("worker-1", 0) == []

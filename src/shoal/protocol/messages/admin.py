@@ -57,10 +57,15 @@ class StatusReply(Body, frozen=True, array_like=True, tag=True):
 
 
 class DeathReport(Body, frozen=True, array_like=True, tag=True):
-    """A process has exited, as its parent observed: it is dead without waiting for a time-out."""
+    """A process has exited, as its parent observed: it is dead without waiting for a time-out.
+
+    Attributes:
+        orderly: whether it has exited with status 0: a server has written its rows then.
+    """
 
     host: Name
     process: Number
+    orderly: bool = False
 
 
 class DeathReportSeen(Body, frozen=True, array_like=True, tag=True):

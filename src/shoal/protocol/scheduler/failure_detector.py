@@ -6,6 +6,9 @@ recent lateness of a member's heartbeats, and at least the option. Chen, Toueg a
 expected arrival instead. A scheduler that was stopped itself has heard of no member meanwhile,
 which says nothing about them.
 
+Where nobody is heard of any more, more likely the scheduler is cut off than all members dead: it
+waits as long for them as for a sole replica.
+
 A member whose process sends heartbeats is alive, and busy if its loop makes no turns. Without a
 turn for the hang time-out it is hung, and declared dead: a lock that is never released, for
 example, stops a loop and not its process. User code may take any time.
@@ -78,6 +81,7 @@ class FailureDetector:
     def __init__(self, options: SchedulerOptions) -> None:
         self._options = options
         self._heard: dict[NodeId, _Heard] = {}
+        self._isolated = False  # nobody is heard of: it may be the scheduler that is cut off
 
     def heard_of(self, node: NodeId, now: float, beat: bool = False) -> None:
         """Note that a member lives; `beat` for one of its regular heartbeats."""
@@ -105,6 +109,11 @@ class FailureDetector:
         return heard.turns >= 0 and now >= heard.turned_at + self._options.hang_s
 
     def _lives(self, node: NodeId, heard: _Heard, now: float) -> None:
+        if self._isolated:
+            self._isolated = False
+            for each in self._heard.values():  # the others will be heard of as well
+                each.silent_at, each.suspected = now + self._options.silence_s, False
+                each.alone = False
         heard.at = now
         heard.suspected = heard.alone = False
         heard.cut_off_at = inf
@@ -158,10 +167,21 @@ class FailureDetector:
         """The members to declare dead: suspected ones that are still silent at a second look."""
         late = [(node, heard) for node, heard in self._heard.items() if now >= heard.look_at]
         found = [node for node, heard in late if heard.suspected]
+        if found and self._hears_nobody(now):
+            self._isolated = True
+            found = [node for node in found if not self.spare(node, now)]
         for _, heard in late:
             if not heard.suspected:
                 heard.suspected, heard.silent_at = True, max(heard.silent_at, now + LOOK_S)
         return found
+
+    def _hears_nobody(self, now: float) -> bool:
+        """Whether all members fell silent at once, and no connection of theirs broke."""
+        quiet_s = self._options.silence_s / 2
+        all_quiet = all(
+            now - each.at > quiet_s and each.cut_off_at == inf for each in self._heard.values()
+        )
+        return len(self._heard) > 1 and all_quiet
 
     def spared(self, now: float) -> list[tuple[NodeId, float]]:
         """(member, seconds of silence) of silent members that are waited for longer."""

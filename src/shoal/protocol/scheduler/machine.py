@@ -94,7 +94,7 @@ class SchedulerMachine:
         self._barriers = Barriers(dict(record.released), self.members, self._persist)
         self._stragglers = Stragglers(options)
         self._shutdown = Shutdown(options)
-        parts = self.members, self._views, self._barriers, self._stragglers
+        parts = self.members, self._views, self._barriers, self._stragglers, self._shutdown
         self._tools = Tools(*parts, options.slow_s, self._lost)
         self._join_by = self._due = inf
         self._begun, self._reason, self._rows_lost = False, record.reason, record.rows_lost

@@ -57,6 +57,11 @@ def join_refusal(
         return NotJoined(START_AGAIN)
     if asked.group:
         return _not_in_group(asked, group, view, options)
+    taken = any(member.rank == asked.rank for member in group)
+    if role == "worker" and taken and options.on_worker_loss == "replace":
+        # with another rank it would be another worker, whom nobody would replace
+        reason = f"worker-{asked.rank} does not count as dead yet: its successor has to wait"
+        return NotJoined(reason, full=True)
     limit = options.servers if role == "server" else options.workers
     elastic = options.elastic or (role == "server" and view is not None)
     if view is not None and not elastic:

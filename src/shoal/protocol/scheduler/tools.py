@@ -19,6 +19,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.messages.reasons import grouped
 from shoal.protocol.scheduler.barriers import Barriers
 from shoal.protocol.scheduler.members import Members
+from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.scheduler.stragglers import Stragglers
 from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.views import NodeId
@@ -38,6 +39,7 @@ class Tools:
         views: ViewChange,
         barriers: Barriers,
         stragglers: Stragglers,
+        shutdown: Shutdown,
         slow_s: float,
         lost: Callable[[Sequence[NodeId], str, float, Effects], None],
     ) -> None:
@@ -45,6 +47,7 @@ class Tools:
         self._views = views
         self._barriers = barriers
         self._stragglers = stragglers
+        self._shutdown = shutdown
         self._slow_s = slow_s
         self._lost = lost
 
@@ -54,8 +57,10 @@ class Tools:
                 out.append(Send(sender, self._status(now)))
             case CheckpointRequest():
                 self._views.save(sender, message, now, out)
-            case DeathReport(host, process):
+            case DeathReport(host, process, orderly):
                 dead = self._members.of(process, host)
+                for node in dead if orderly else ():  # its own confirmation may be lost
+                    self._shutdown.confirmed(node)
                 at_work = [node for node in dead if node not in self._members.finished]
                 # beside a worker of the first group a process may have connections that look on
                 first = {member.id for member in self._members.group("worker", "")}

@@ -43,6 +43,7 @@ from shoal.protocol.scheduler.table_catalog import Openings, TableCatalog
 from shoal.protocol.views import NO_VIEW, Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
+CUT_OFF = "no member is heard of: is the scheduler's host cut off?"  # why one is waited for
 SOON_S = 0.5  # pause after a view that could not migrate, although no server was too slow
 
 
@@ -138,8 +139,9 @@ class ViewChange:
             reason = f"waits for one of {first} to adopt it"
             waits.append(Waiting("the scheduler", what, reason, now - self._offered_at))
         for node, seconds in self._members.detector.spared(now):
-            rows = some_of(self.bereaved(members[node]) or ["its rows"])
-            reason = f"it is silent, and nobody else has {rows}"
+            rows = self.bereaved(members[node])
+            reason = f"it is silent, and nobody else has {some_of(rows or ['its rows'])}"
+            reason = CUT_OFF if rows is None else reason
             waits.append(Waiting("the scheduler", members[node].name, reason, seconds))
         return waits
 

@@ -102,9 +102,13 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Tell the scheduler that a process has ended, and ask whether its work was done."""
+    """Tell the scheduler that a process has ended, and ask whether its work was done.
+
+    orderly:  whether it has ended with status 0
+    """
 
     pid: int
+    orderly: bool = False
 
 
 Decision = Start | Kill | Report
@@ -130,6 +134,8 @@ class Supervisor:
         self._too_slow: set[int] = set()  # pids of workers that were dropped for it
         self._gone_on_without: set[str] = set()
         self._give_up_at = inf
+        self._begun = False
+        self._ended_well = False  # the run, as the scheduler says that ends with status 0
         self._warnings: list[str] = []
 
     # ------------------------------------------------------------------ what happens
@@ -162,9 +168,15 @@ class Supervisor:
             self._return(each, now)
         elif each.code:
             self._ended_badly(each, now)
-        elif each.name != "scheduler":
+        elif each.name == "scheduler":
+            self._ended_well = True
+        else:
             self._unproven[each.pid] = each
-        return [Report(each.pid)] if "scheduler" in self._living else []
+        return [Report(each.pid, not each.code)] if "scheduler" in self._living else []
+
+    def begun(self) -> None:
+        """The first view is made: until then a run goes on without nobody."""
+        self._begun = True
 
     def declared_dead(self, name: str, pid: int, how: str, now: float) -> None:
         """The scheduler goes on without a member, whose process may live."""
@@ -221,9 +233,11 @@ class Supervisor:
     def _ended_badly(self, each: Exit, now: float) -> None:
         name, error = each.name, each.error
         again = name in self._restarts.names
-        if isinstance(error, DeclaredDead):
+        if self._ended_well and isinstance(error, RunAborted):  # it was cut off, and not told
+            self._warnings.append(f"{name} did not hear of the end of the run: {error.message}")
+        elif isinstance(error, DeclaredDead):
             self._lose(each, now, True)
-        elif name in self.policy.given_up and not isinstance(error, RunAborted):
+        elif self._does_without(name) and not isinstance(error, RunAborted):
             self._note_loss(each)
         elif error is None or isinstance(error, ProcessDied | InvariantBroken):
             self._lose(each, now, each.code < 0)
@@ -244,12 +258,16 @@ class Supervisor:
 
         blameless:  it was killed, and would not fail again
         """
-        if each.name in self.policy.given_up:
+        if self._does_without(each.name):
             self._note_loss(each)
             return
         again = each.name in self.policy.restarted
         if not (again and (self._restart(each, blameless, now) or self._can_be_spared(each.name))):
             self._fail(each, now)
+
+    def _does_without(self, name: str) -> bool:
+        """Whether the run goes on without a process. It begins with all of them."""
+        return self._begun and name in self.policy.given_up
 
     def _note_loss(self, each: Exit) -> None:
         self.lost.append(each)

@@ -22,7 +22,7 @@ def join(tmp_path):
         folder = RunFolder.create(tmp_path, "run")
         with LocalEngine(folder) as engine:
             log = EventLog(folder.events, "scheduler", 0.0)  # which there is none of
-            log.write("view", view=[1, 1], reason="all have joined")
+            log.write("view", reason="all have joined", whole=True, servers=1, workers=0)
             log.close()
             engine.start(Task("server-0", "tests.engines.failing:fails", given, preload=()))
             engine.join(policy=LossPolicy(**{k: frozenset(v) for k, v in options.items()}))

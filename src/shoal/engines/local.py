@@ -144,6 +144,7 @@ class LocalEngine:
                 write_whole(self.folder.pids, json.dumps(self.running))
             else:
                 self.running.pop(name, None)
+                self._read_events()  # what was said of it before it ended
                 ended.append(Exit(name, report["code"], pid, self._error(name, report["code"])))
                 self._do(self._supervisor.ended(ended[-1], monotonic()))
         return ended
@@ -185,8 +186,8 @@ class LocalEngine:
         if isinstance(reporter.answer, DeathReportSeen) and not reporter.answer.finished:
             self._unfinished.append(pid)
 
-    def _look(self) -> None:
-        """Hear what the scheduler says of processes."""
+    def _read_events(self) -> None:
+        """Read what the scheduler says of processes."""
         now = monotonic()
         for event in self._news():
             name, pid = event.get("name", ""), event.get("process", 0)
@@ -196,6 +197,11 @@ class LocalEngine:
                 self._supervisor.begun()
             else:
                 self._supervisor.declared_dead(name, pid, event.get("how", ""), now)
+
+    def _look(self) -> None:
+        """Do what is due."""
+        self._read_events()
+        now = monotonic()
         self._gathering.look(self.running, now)
         while self._unfinished:
             self._supervisor.unfinished(self._unfinished.popleft(), now)

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
-from pathlib import Path
 from random import Random
-from traceback import extract_tb
 
 import msgspec
 
@@ -42,6 +40,7 @@ from shoal.simulation.faults.schedule import Fault, ScheduledFaults
 from shoal.simulation.node import SimNode
 from shoal.simulation.plan import GUESTS, Plan
 from shoal.simulation.supervised import SupervisedScenario
+from shoal.simulation.trace import place_of
 from shoal.simulation.workloads.all_reduce import RingScenario
 from shoal.simulation.workloads.programs import Workload
 from shoal.simulation.world import World
@@ -349,12 +348,6 @@ class Scenario:
         return lines[:8]
 
 
-def _place(error: Exception) -> str:
-    """Return where an error was raised: the file in its folder, and the line."""
-    frame = extract_tb(error.__traceback__)[-1]
-    return f"{'/'.join(Path(frame.filename).parts[-2:])} line {frame.lineno}"
-
-
 def simulate(
     seed: int,
     keep_lines: bool = False,
@@ -387,7 +380,7 @@ def simulate(
         except ShoalError as found:  # a machine must not raise one
             checker, violation = "invariant", str(found)
         except Exception as found:
-            checker, violation = "crashed", f"{type(found).__name__}: {found}, {_place(found)}"
+            checker, violation = "crashed", f"{type(found).__name__}: {found}, {place_of(found)}"
     sums = scenario.plan.sums and not fault_schedule
     coverage = Counter({"sums around a ring": 1} if sums else {})
     for world in worlds:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from pathlib import Path
+from traceback import extract_tb
 
 from shoal.protocol.machine import Note
 from shoal.protocol.views import NodeId
@@ -37,3 +39,9 @@ class Trace:
     @property
     def hash(self) -> str:
         return self._hash.hexdigest()
+
+
+def place_of(error: Exception) -> str:
+    """Return where an error was raised: the file in its folder, and the line."""
+    frame = extract_tb(error.__traceback__)[-1]
+    return f"{'/'.join(Path(frame.filename).parts[-2:])} line {frame.lineno}"

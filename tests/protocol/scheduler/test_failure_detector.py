@@ -245,3 +245,51 @@ def test_the_death_of_the_last_server_ends_the_run_even_if_it_is_in_no_view(rigs
     assert not rig.machine.ended
     rig.receive("engine", DeathReport("here", 8))
     assert rig.machine.ended
+
+
+# ---------------------------------------------------------------------------- who is cut off
+
+
+def silence(cluster, until):
+    """The members that are declared dead while nobody is heard of."""
+    found = []
+    while cluster.now < until:
+        cluster.at(cluster.now + 1.0)
+        found += [note["name"] for note in cluster.notes("lost")]
+    return found
+
+
+def test_where_nobody_is_heard_of_the_scheduler_may_be_cut_off(cluster):
+    assert silence(cluster, 55.0) == []
+    assert {each.longest[0][0] for each in cluster.why()} == {"the scheduler"}
+    assert any("is the scheduler's host cut off?" in each.reason for each in cluster.why())
+    alive(cluster, "server-0")  # the path is back, and others may need a moment
+    assert silence(cluster, 62.0) == []
+    alive(cluster, "server-0", "worker-0", "worker-1")
+    assert all("cut off" not in each.reason for each in cluster.why())
+
+
+def test_of_those_that_were_silent_together_the_dead_are_found_after_that(cluster):
+    assert silence(cluster, 30.0) == []
+    for now in (30.0, 35.0, 39.0):
+        alive(cluster, "server-0", "worker-0")
+        cluster.at(now)
+        assert cluster.notes("lost") == []
+    assert silence(cluster, 41.0) == ["worker-1"]
+
+
+def test_a_cluster_that_is_gone_is_not_waited_for_for_ever(cluster):
+    assert silence(cluster, 59.0) == []
+    assert silence(cluster, 62.0) == ["server-0"]  # and the run with it
+
+
+def test_members_whose_connections_broke_are_gone(cluster):
+    for node in ("worker-0", "worker-1"):
+        cluster.handle(PeerLost(node))
+    assert {*silence(cluster, 5.0)} == {"worker-0", "worker-1"}
+
+
+def test_a_member_alone_has_nobody_to_be_compared_with(rigs):
+    rig = rigs.SchedulerRig(servers=0, workers=1)
+    rig.join("worker-0")
+    assert silence(rig, 11.0) == ["worker-0"]

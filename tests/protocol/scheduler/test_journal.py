@@ -12,6 +12,7 @@ from shoal.protocol.messages import (
     End,
     Finish,
     Freeze,
+    Heartbeat,
 )
 from shoal.protocol.scheduler.journal import SchedulerOptions, check_options, read_record
 from shoal.tables.consistency import bsp
@@ -28,6 +29,7 @@ def test_a_restarted_scheduler_begins_a_new_term_with_the_same_members(started):
     assert again.notes("lost") == []
     again.at(109.0)
     assert again.notes("lost") == []  # nobody is taken for dead for one detection period
+    again.receive("server-0", Heartbeat(again.incarnation("server-0"), again.view.id))
     again.at(110.0)
     assert [note["name"] for note in again.notes("lost")] == ["worker-0", "worker-1"]
 

@@ -265,6 +265,7 @@ def test_messages_of_an_earlier_incarnation_are_ignored(make):
         assert rig.sent() == []
         assert rig.notes("stale")
     assert rig.machine.members.finished == set()
+    rig.now = 19.0
     rig.receive("server-0", Heartbeat(1, (1, 1)))
     rig.receive("worker-1", Heartbeat(3, (1, 1)))
     rig.at(20.0)  # the new self was never heard of

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from shoal.collective.links import Layout, Link, Values
 from shoal.collective.worker import CollectiveWorker
 from shoal.errors import Cancelled, InvalidValue, RunAborted
 from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send, Sink, Ticked
@@ -258,3 +259,13 @@ def test_messages_that_no_worker_sends_are_refused(machine):
 def test_what_is_waited_for_is_named(machine):
     machine.handle(Asked(1, exchange()), 0.1)
     assert machine.waiting() == [("exchange #1 with neighbours", "waits for worker-1")]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_values_of_an_older_phase_are_not_taken(ordered):
+    """The mean at the end is a phase of its own: a late worker's last parameters are none of it."""
+    link = Link("w-1", 1, Layout.of((8,), 8), NAME)
+    link.whole.append(Values((0, 5), memoryview(bytearray(8)), {1: 5}))
+    assert link.take((1, 1), ordered) is None
+    link.whole.append(Values((1, 1), memoryview(bytearray(8)), {1: 6}))
+    assert link.take((1, 1), ordered).version == (1, 1)

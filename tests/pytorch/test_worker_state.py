@@ -1,5 +1,8 @@
 """The state of a worker beside a checkpoint: once for each clock, and back as it was."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -127,3 +130,14 @@ def test_a_state_of_another_module_is_refused(tmp_path):
     with pytest.raises(DataCorrupt, match="is no state of this worker"):
         states(tmp_path).take_up(10, nn.BatchNorm1d(4))
     assert (tmp_path / folder_of(10)).is_dir()
+
+
+def test_all_generators_go_on_as_they_would_have(tmp_path):
+    def drawn():
+        return torch.rand(1).item(), np.random.rand(), random.random()
+
+    states(tmp_path).reached(VIEW, 10, nn.Flatten())
+    expected = drawn()
+    drawn()
+    states(tmp_path).take_up(10, nn.Flatten())
+    assert drawn() == expected

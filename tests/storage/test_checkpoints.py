@@ -335,3 +335,15 @@ def test_an_incremental_file_based_on_another_servers_file_is_refused(chain):
     with pytest.raises(DataCorrupt, match=r"its changes are of another .*0000000110"):
         found.choose(120)
     assert found.choose(110) == 110
+
+
+def test_changes_of_a_file_that_was_not_written_are_left_out(tmp_path):
+    heard = []
+    shard = open_shard(SPARSE, SPARSE.keys)
+    writer = Writer(lambda: tmp_path, left_out=lambda: heard.append(True))
+    push_to(shard, 1, 2)
+    state = shard.state(copied=True)
+    writer.put(Save(20, 0, SPARSE, SPARSE.keys, state, ("s",), 10))
+    writer.close()
+    assert heard == [True]
+    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import torch
 from shoal.errors import InvalidValue, UnknownName
 from shoal.protocol.machine import Outcome
 from shoal.strategies import StrategyOptions, strategies
+from shoal.testing.strategies import its_state_is_restored
 from tests.strategies.problems import SCALES, around, smooth, train
 
 LR = 0.1
@@ -241,3 +242,9 @@ def test_without_servers_it_is_the_same_algorithm(name, settings):
 def test_an_allreduce_waits_for_all(more):
     with pytest.raises(InvalidValue, match="'allreduce' waits for all"):
         strategies["diloco"](StrategyOptions(workers=2, settings={"exchange": "allreduce", **more}))
+
+
+@pytest.mark.parametrize("name", ["diloco", "bmuf"])
+def test_without_servers_the_outer_optimizer_is_in_the_state(name):
+    momentum = {"diloco": "outer_momentum", "bmuf": "block_momentum"}[name]
+    its_state_is_restored(strategies[name], tau=4, exchange="allreduce", **{momentum: 0.5})

@@ -167,3 +167,9 @@ def test_it_ends_at_the_minimum_whatever_happens_between_the_workers():
 def test_settings_that_it_does_not_have_are_refused():
     with pytest.raises(InvalidValue, match="graph"):
         strategies["p2p"](StrategyOptions(settings={"graph": "star"}))
+
+
+def test_the_step_is_in_the_state():
+    (worker,) = train("p2p", around(1, 3))
+    worker.strategy.load_state_dict({**worker.strategy.state_dict(), "steps": 7})
+    assert worker.strategy.state_dict()["steps"] == 7

@@ -138,3 +138,12 @@ def test_what_was_not_exchanged_is_exchanged_at_the_end():
 def test_settings_that_contradict_each_other_are_refused(settings, told):
     with pytest.raises(InvalidValue, match=told):
         strategies["streaming_diloco"](StrategyOptions(settings=settings))
+
+
+@pytest.mark.parametrize("number", [-1, 1])
+def test_a_fragment_that_is_under_way_is_in_the_state(number):
+    settings = {"tau": 4, "fragments": 2}
+    (worker,) = train("streaming_diloco", around(1, 12), access=SMALL, **settings)
+    state = {**worker.strategy.state_dict(), "under_way": number}
+    worker.strategy.load_state_dict(state)
+    assert worker.strategy.state_dict()["under_way"] == number

@@ -103,3 +103,12 @@ def test_a_dense_table_has_no_changes_and_is_written_whole():
     shard = open_shard(dense, KeyRange(0, 4))
     shard.state(copied=True)
     assert shard.changes() is None
+
+
+def test_changes_are_those_since_the_last_checkpoint_only(shard):
+    shard.state(copied=True)
+    for keys in ([100, 101], [103], [100, 500]):
+        shard.apply(staged(shard, np.array(keys, np.uint64), 2.0), None)
+        changes = shard.changes()
+        assert changes is not None
+        assert sorted(changes["keys"].tolist()) == keys

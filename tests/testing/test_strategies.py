@@ -67,7 +67,7 @@ class Uncounted(AllReduceSGD):
         (Wrong, suite.reaches_the_minimum, AssertionError),
         (KeepsItsOwn, suite.ends_with_equal_parameters, AssertionError),
         (Moody, suite.a_seed_gives_one_run, AssertionError),
-        (Forgetful, suite.says_what_it_is, InvalidValue),
+        (Forgetful, suite.its_state_is_restored, InvalidValue),
         (Uncounted, suite.says_what_it_is, AssertionError),
     ],
 )

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.errors import BadLength, BadMagic, BadMessage, BadVersion, WireError
+from shoal.errors import (
+    BadLength,
+    BadMagic,
+    BadMessage,
+    BadVersion,
+    InvariantBroken,
+    WireError,
+)
 from shoal.protocol.messages import MESSAGES, PROTOCOL_VERSION, Nudge, Request
 from shoal.testing.messages import EXAMPLES
 from shoal.transport.wire import (
@@ -227,3 +234,9 @@ def test_mutated_prefixes_raise_only_wire_errors(message, place, byte):
     frame = bytearray(encode(message))
     frame[place] = byte
     only_wire_errors(bytes(frame))
+
+
+def test_a_message_that_its_reader_refuses_is_not_made():
+    """What members say has bounds below that: the run ends with an error, and does not hang."""
+    with pytest.raises(InvariantBroken, match=r"a Nudge of \d+ bytes, where readers"):
+        encode(Nudge("x" * HEADER_MAX))

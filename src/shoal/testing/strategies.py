@@ -8,7 +8,7 @@ Each law takes a strategy class, and settings if its defaults do not suit a smal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -112,15 +112,34 @@ def a_seed_gives_one_run(kind: type[Strategy], **settings: Any) -> None:
 
 
 def says_what_it_is(kind: type[Strategy], **settings: Any) -> None:
-    """It has a name and a summary, its state can be restored by its own kind, and without servers
-    it counts its exchanges."""
+    """It has a name and a summary, and without servers it counts its exchanges."""
     assert kind.name, f"{kind.__name__} needs a name"
     assert kind.summary, f"{kind.name} needs a summary"
     worker = _run(kind, [8] * 4, settings, epochs=1, spread=1.0)[0]
-    made = kind(worker.strategy.options)
-    made.load_state_dict(worker.strategy.state_dict())
     if not worker.strategy.uses_servers:
         assert worker.strategy.clock, f"{kind.name} counts no `clock`, and would have no checkpoint"
+
+
+def its_state_is_restored(kind: type[Strategy], **settings: Any) -> None:
+    """What `state_dict` has returned is restored by another one of its kind, new or used."""
+    saved = _run(kind, [8] * 4, settings, epochs=1, spread=1.0)[0].strategy
+    used = _run(kind, [3] * 4, settings, epochs=1, spread=2.0)[0].strategy
+    kind(saved.options).load_state_dict(saved.state_dict())
+    used.load_state_dict(saved.state_dict())
+    lost = _unlike(used.state_dict(), saved.state_dict())
+    assert not lost, f"{kind.name} does not restore {lost}"
+
+
+def _unlike(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
+    """The entries of two states that differ."""
+    found = [f"{path}{name}" for name in one.keys() ^ other.keys()]
+    for name in one.keys() & other.keys():
+        mine, theirs = one[name], other[name]
+        if isinstance(mine, Mapping):
+            found += _unlike(mine, theirs, f"{path}{name}/")
+        elif not torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs)):
+            found.append(f"{path}{name}")
+    return sorted(found)
 
 
 Law = Callable[..., None]
@@ -130,4 +149,5 @@ STRATEGY_LAWS: tuple[Law, ...] = (
     bears_uneven_splits,
     a_seed_gives_one_run,
     says_what_it_is,
+    its_state_is_restored,
 )

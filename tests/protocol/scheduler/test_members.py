@@ -24,6 +24,7 @@ from shoal.protocol.messages import (
     ViewRefused,
     WaitTimes,
 )
+from shoal.protocol.scheduler import members
 from shoal.protocol.scheduler.membership import next_view
 from shoal.protocol.views import FOREVER, Member
 
@@ -214,3 +215,29 @@ def test_a_guests_loss_does_not_stop_a_run(rigs):
     rig.promise()
     rig.receive("engine", DeathReport("here", 77))
     assert not rig.machine.ended
+
+
+@pytest.mark.parametrize(("option", "refused"), [("replace", True), ("drop", False)])
+def test_a_successor_waits_until_its_predecessor_counts_as_dead(rigs, option, refused):
+    """By another rank it would be another worker, and nobody would replace that one."""
+    rig = rigs.SchedulerRig(elastic=True, on_worker_loss=option)
+    rig.join("server-0", "worker-0", "worker-1")
+    again = Join("worker-1-again", "worker", "", "", rank=1)
+    rig.receive("worker-1-again", again)
+    answers = rig.told(NotJoined)
+    assert bool(answers) == refused
+    if refused:
+        assert answers["worker-1-again"].full
+        assert "worker-1 does not count as dead yet" in answers["worker-1-again"].reason
+        rig.handle(PeerLost("worker-1"))
+        rig.at(rig.now + 3.0)
+        rig.receive("worker-1-again", again)
+        assert rig.told(Joined)["worker-1-again"].rank == 1
+
+
+def test_a_run_has_as_many_members_as_views_can_name(rigs, monkeypatch):
+    monkeypatch.setattr(members, "MEMBERS_MAX", 3)
+    rig = rigs.SchedulerRig(elastic=True)
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.receive("worker-2", Join("worker-2", "worker", "", ""))
+    assert rig.told(NotJoined)["worker-2"].reason == "a run has at most 3 members"

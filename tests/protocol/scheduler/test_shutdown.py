@@ -3,6 +3,7 @@
 import pytest
 
 from shoal.errors import RangeLost
+from shoal.protocol.machine import Stop, Ticked
 from shoal.protocol.messages import (
     ConfirmRows,
     DeathReport,
@@ -129,3 +130,25 @@ def test_a_server_that_does_not_confirm_the_end_has_taken_the_last_rows_with_it(
     assert rig.told(End) == {"server-0": End()}
     rig.at(2.0 + 15.5)
     assert isinstance(rig.stop.error, RangeLost)
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_server_that_has_ended_with_status_0_needs_no_farewell(rigs, orderly):
+    """Its own confirmation was lost: its rows are written all the same."""
+    rig = rigs.SchedulerRig(servers=1, alone_s=5.0)
+    for number, name in enumerate(("server-0", "worker-0", "worker-1"), 10):
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+    rig.promise()
+    rig.receive("worker-0", Declare(rig.incarnation("worker-0"), TableSpec("w", 8)))
+    rig.promise()
+    finish(rig, 2, 3)
+    rig.receive("server-0", RowsConfirmed(1, 1))
+    assert rig.machine.ended
+    rig.receive("engine", DeathReport("here", 10, orderly))
+    stops = []
+    while not stops:
+        rig.now += 0.1
+        assert rig.now < 20.0
+        rig.handle(Ticked())
+        stops += [each for each in rig.effects if isinstance(each, Stop)]
+    assert isinstance(stops[0].error, RangeLost) != orderly

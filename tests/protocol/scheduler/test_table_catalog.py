@@ -14,6 +14,7 @@ from shoal.protocol.messages import (
     OpenShards,
     ShardsOpened,
 )
+from shoal.protocol.scheduler import table_catalog
 from shoal.tables.consistency import Quorum, asp, bsp, ssp
 
 
@@ -200,3 +201,17 @@ def test_shards_that_a_server_was_not_asked_for_are_not_taken_in(started, rigs):
     started.receive("server-0", answer)
     openings = started.machine._views._openings
     assert (openings.opened, openings.barred) == (frozenset(), frozenset())
+
+
+@pytest.mark.parametrize("limit", ["TABLES_MAX", "TABLES_BYTES_MAX"])
+def test_a_table_for_which_views_have_no_room_is_refused(rig, rigs, monkeypatch, limit):
+    """Every member is sent a description of all tables, and refuses what is too long."""
+    monkeypatch.setattr(table_catalog, limit, {"TABLES_MAX": 2, "TABLES_BYTES_MAX": 400}[limit])
+    refused = []
+    for number in range(4):
+        spec = rigs.table(asp(), name=f"t{number}")
+        rig.receive("worker-0", Declare(rig.incarnation("worker-0"), spec))
+        refused += [each.reason for each in rig.told(NotDeclared).values()]
+    assert 0 < len(refused) < 4
+    words = {"TABLES_MAX": "a run has at most 2 tables", "TABLES_BYTES_MAX": "into one table"}
+    assert all(words[limit] in reason for reason in refused)

@@ -4,6 +4,7 @@ import math
 import time
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from shoal.protocol.limits import PARTS_MAX, REPEATS_MAX
@@ -147,3 +148,13 @@ def test_a_whole_state_is_assigned_and_read_with_its_count(stateful):
 )
 def test_other_states_than_a_table_has_are_refused(stateful, more):
     assert refusals(stateful, Request((1, 1), 11, 0, 0, 0, **more))
+
+
+def test_rows_that_another_server_heads_now_are_refused(rigs):
+    """The same request as before: what it names is looked up in the view that it is of."""
+    server = rigs.ServerRig(rigs.table(), servers=2, replicas=2)
+    [here, there] = server.view.placements[0]
+    assert server.ask(0, 0, as_bytes(1, 2), pushes=(Part(0, 0, 2),)) == []  # to be replicated
+    placements = (msgspec.structs.replace(here, chain=here.chain[::-1]), there)
+    server.adopt(msgspec.structs.replace(server.view, number=2, placements=(placements,)))
+    assert server.ask(0, 1, as_bytes(1, 2), pushes=(Part(0, 0, 2),)) == ["refused"]

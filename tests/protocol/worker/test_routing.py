@@ -280,3 +280,24 @@ def test_the_slots_of_a_state_follow_their_rows(router, rigs):
     assert (without.buffers, without.pushes) == ((), ())
     with pytest.raises(InvalidValue, match="need 24 bytes, not 8"):
         router.cut((PushOp("w", KeyRange(1, 4), rows, slots=(slot[:8],)),), (), everybody=False)
+
+
+def test_an_exchange_that_was_routed_is_routed_anew_in_another_view(router, rigs):
+    push = PushOp("w", KeyRange(0, 6), rigs.as_bytes(1, 2, 3, 4, 5, 6))
+    ask = Exchange((push,))
+    cuts = []
+    for made in (router, Router(rigs.view_of(2, servers=2, tables=(rigs.table(rows=6),)))):
+        [plan] = made.sub_requests(ask)
+        assert made.sub_requests(ask)[0] is plan
+        cuts.append([part.server for part in plan.server_parts])
+    assert cuts == [["server-0", "server-1", "server-2"], ["server-0", "server-1"]]
+
+
+def test_an_exchange_of_more_shards_than_a_request_names_is_refused(rigs, monkeypatch):
+    monkeypatch.setattr(routing, "PARTS_ASKED_MAX", 3)
+    tables = tuple(rigs.table(name=f"t{number}") for number in range(4))
+    router = Router(rigs.view_of(tables=tables))
+    pushes = tuple(PushOp(f"t{n}", KeyRange(0, 4), rigs.as_bytes(1, 2, 3, 4)) for n in range(4))
+    assert router.cut(pushes[:3], (), False)
+    with pytest.raises(InvalidValue, match=r"names 4 shards of one server.*at most 3"):
+        router.cut(pushes, (), False)

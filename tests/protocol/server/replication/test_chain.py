@@ -329,3 +329,19 @@ def test_a_greeting_is_answered_with_a_greeting_and_nothing_else(rigs):
     chain.under_way.clear()
     chain.receive(1, "server-0", ReplicateAck(view, 0, said))
     assert [message for _, _, message, _ in chain.under_way] == [ReplicateAck(view, 0, ())]
+
+
+def test_what_came_before_its_turn_is_not_acknowledged(chain):
+    """It is not applied: its worker would be told that another server has it."""
+    for seq in range(3):
+        chain.ask(0, 0, seq, 1, 1, 1, 1)
+    source, to, message, payload = chain.under_way.pop()
+    assert message.number > 0
+    chain.receive(int(to[-1]), f"server-{source}", message, payload)
+    assert chain.rows(1) == [0] * ROWS
+    acks = [m for _, _, m, _ in chain.under_way if isinstance(m, ReplicateAck)]
+    assert [ack.number for ack in acks if ack.number] == []
+    first = chain.under_way.pop(0)
+    chain.receive(1, f"server-{first[0]}", first[2], first[3])
+    acks = [m for _, _, m, _ in chain.under_way if isinstance(m, ReplicateAck)]
+    assert max(ack.number for ack in acks) == first[2].number + 1

@@ -1,0 +1,48 @@
+"""Bugs of the engine's decisions, and of what members do about a peer that does not answer."""
+
+from msgspec.structs import replace
+
+from shoal.protocol.questions import Unanswered
+from shoal.protocol.scheduler.failure_detector import FailureDetector
+from shoal.protocol.scheduler.members import Members
+from shoal.protocol.scheduler.tools import Tools
+from shoal.protocol.supervision.supervisor import Supervisor
+from tests.simulation.planted.patches import bug, instead
+
+mute_connections_stay = bug(
+    Unanswered, "asked", instead(None),
+    "A connection on which nothing comes any more is used for ever.",
+)  # fmt: skip
+the_dead_live_on = bug(
+    Supervisor, "declared_dead", instead(None),
+    "The engine does not hear that the run goes on without a process that lives.",
+)  # fmt: skip
+status_0_is_success = bug(
+    Supervisor, "_left_undone", instead(None),
+    "A worker that ends with status 0 has done its work, whatever the scheduler says.",
+)  # fmt: skip
+a_scheduler_that_is_cut_off_blames_all = bug(
+    FailureDetector, "_hears_nobody", instead(False),
+    "A scheduler that hears of nobody declares one member dead after the other.",
+)  # fmt: skip
+successors_take_other_ranks = bug(
+    Members, "refusal",
+    lambda right: lambda self, node, asked, view, options: right(
+        self, node, asked, view, replace(options, on_worker_loss="stop")
+    ),
+    "A worker that is replaced before it counts as dead is another worker, with another rank.",
+)  # fmt: skip
+runs_begin_without_workers = bug(
+    Supervisor, "_does_without",
+    lambda right: lambda self, name: name in self.policy.given_up,
+    "A worker that dies before the first view is done without, and the scheduler waits for it.",
+)  # fmt: skip
+exits_in_order_are_not_told = bug(
+    Tools, "asked",
+    lambda right: lambda self, sender, message, now, out: right(
+        self, sender,
+        replace(message, orderly=False) if hasattr(message, "orderly") else message,
+        now, out,
+    ),
+    "A server whose farewell was lost, and that has ended in order, counts as lost with its rows.",
+)  # fmt: skip

@@ -142,8 +142,7 @@ def init(
     before = frozenset(spec.name for spec in client.view.tables) if client.clock else frozenset()
     context = Context(
         client.rank,
-        # others may have finished, or be lost, before one is replaced
-        client.world_size if group else max(client.world_size, _number(env, "SHOAL_WORLD_SIZE", 0)),
+        client.world_size if group else _world_size(client, env),
         client,
         passed,
         tables,
@@ -174,6 +173,11 @@ def _run_dir(scheduler: str, env: Mapping[str, str], run: str) -> Path:
 def set_variables(variables: Mapping[str, str]) -> None:
     """Set environment variables that `init` reads, in this process."""
     os.environ.update(variables)
+
+
+def _world_size(client: Client, env: Mapping[str, str]) -> int:
+    """The number of workers: others may have finished, or be lost, before one is replaced."""
+    return max(client.world_size, client.rank + 1, _number(env, "SHOAL_WORLD_SIZE", 0))
 
 
 def _number(env: Mapping[str, str], name: str, default: Number) -> Number:

@@ -1,0 +1,347 @@
+"""What becomes of a run when one of its processes is lost: a matrix on real processes.
+
+    python -m tests.tools.losses [--only TEXT] [--jobs 2] [--json]
+
+A cell is (how a process is lost) x (its role) x (--on-worker-loss) x (the command). Each run has
+two workers, two servers and two replicas, and a failure timeout of 3 s. Its outcome is the exit
+status of the command and the workers whose data were done; `expected` says what docs/guarantees.md
+promises, and a cell that differs fails the tool.
+
+Not here: a scheduler that is stopped for good, which members give up after 120 s; links that are
+cut, for which processes need hosts of their own (`shoal chaos --faults partition-server`,
+tests/real/test_links.py).
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import product
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import msgspec
+
+TIMEOUT_S, BACK_S, LIMIT_S = 3, 5.0, 90.0
+STEPS, STRUCK_AT = 40, 8
+OUTSIDE = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "stopped and back": signal.SIGSTOP}
+INSIDE = {
+    "exit 0": "os._exit(0)",
+    "exit 1": "os._exit(1)",
+    "raises": 'raise RuntimeError("the loss is nan")',
+}
+OPTIONS = {
+    "run": ("stop", "drop", "replace"),
+    "train": ("stop", "drop", "replace", "reassign"),
+    "ctr": ("stop",),
+    "by hand": ("stop", "drop", "replace"),
+}
+# `strike` is called at each step; of one worker it does once what is to happen
+STRIKES = """
+    import os, time
+    from pathlib import Path
+
+    FOLDER, STEPS, AT = Path({folder!r}), {steps}, {at}
+
+    def strike(mine, step):
+        time.sleep(0.05)
+        (FOLDER / f"at-{{mine}}").write_text(str(step))
+        struck = FOLDER / "struck"
+        if mine == 1 and step == AT and not struck.exists() and {inside}:
+            struck.touch()
+            {how}
+"""
+SCRIPT = """
+    import torch
+    import shoal
+
+    context = shoal.init()
+    model = torch.nn.Linear(4, 1)
+    optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(context.client.clock, STEPS):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        strike(context.rank, step)
+    (FOLDER / f"done-{context.rank}").touch()
+"""
+MODEL = """
+    import json
+    import torch
+
+    def rank():
+        for path in FOLDER.glob("runs/*/pids.json"):
+            names = {pid: name for name, pid in json.loads(path.read_text()).items()}
+            name = names.get(os.getpid(), "")
+            return int(name[7:]) if name.startswith("worker") else -1
+
+    class Net(torch.nn.Linear):
+        steps = 0
+
+        def forward(self, x):
+            if self.training:
+                strike(rank(), self.steps)
+                self.steps += 1
+            return super().forward(x)
+
+    def load():
+        return Net(64, 10)
+"""
+SOON = f"""
+import sys
+from shoal.engines.options import FaultTolerantRun
+policy, soon = FaultTolerantRun.policy.fget, {{"failure_timeout_s": {TIMEOUT_S}.0}}
+FaultTolerantRun.policy = property(lambda self: policy(self) | soon)
+from shoal.__main__ import main
+sys.argv[0] = "shoal"
+main()
+"""
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One loss in one run."""
+
+    command: str
+    option: str
+    role: str
+    how: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.command}, {self.option}: a {self.role} is {self.how}"
+
+
+class Outcome(msgspec.Struct):
+    """What has become of it: the exit status, the workers whose data were done, the last words."""
+
+    status: int
+    done: list[int]
+    told: str = ""
+
+
+def cells() -> list[Cell]:
+    """All cells that there are."""
+    found = []
+    for command, options in OPTIONS.items():
+        hows = {
+            "worker": [*OUTSIDE],
+            "server": [*OUTSIDE],
+            "scheduler": ["killed", "stopped and back"],
+        }
+        if command != "ctr":
+            hows["worker"] += INSIDE
+        found += [
+            Cell(command, option, role, how)
+            for option, (role, each) in product(options, hows.items())
+            for how in each
+        ]
+    return found
+
+
+def expected(cell: Cell) -> tuple[bool, list[int]]:
+    """(whether the command ends well, the workers whose data are done), as the guarantees say."""
+    if cell.role != "worker" or cell.option in ("replace", "reassign"):
+        return True, [0, 1]
+    if cell.option == "drop":
+        return True, [0]
+    return False, []
+
+
+# ---------------------------------------------------------------------------- runs
+
+
+class Run:
+    """A run under way, in a folder of its own."""
+
+    def __init__(self, cell: Cell, folder: Path) -> None:
+        self.cell, self.folder = cell, folder
+        inside = INSIDE.get(cell.how, "pass")
+        self.strikes = dedent(STRIKES).format(
+            folder=str(folder), steps=STEPS, at=STRUCK_AT, inside=cell.how in INSIDE, how=inside
+        )
+
+    def command(self) -> list[str]:
+        out, common = str(self.folder / "runs"), ["--servers", "2", "--workers", "2"]
+        common += ["--replicas", "2", "--out", out]
+        if self.cell.command != "ctr":
+            common += ["--on-worker-loss", self.cell.option]
+        match self.cell.command:
+            case "run":
+                path = self.folder / "script.py"
+                path.write_text(self.strikes + dedent(SCRIPT))
+                return ["run", *common, str(path)]
+            case "train":
+                path = self.folder / "net.py"
+                path.write_text(self.strikes + dedent(MODEL))
+                sizes = ["--epochs", "1", "--batch-size", "18"]
+                return ["train", "digits", *common, *sizes, "--model", f"{path}:load"]
+            case _:
+                path = self.folder / "train.libsvm"
+                path.write_text("".join(f"{n % 2} {1 + n % 50}:1\n" for n in range(60_000)))
+                sizes = ["--epochs", "20", "--batch-size", "64"]
+                return ["train", "ctr", str(path), *common, *sizes]
+
+    def began(self) -> bool:
+        """Whether it is in the middle of its work."""
+        if self.cell.command == "ctr":
+            logs = [each.read_text() for each in self.folder.glob("runs/*/events.jsonl")]
+            return any(text.count('"kind":"step"') > 5 for text in logs)
+        ats = [self.folder / f"at-{rank}" for rank in range(2)]
+        return (
+            all(each.exists() and each.read_text() for each in ats)
+            and min(int(each.read_text() or 0) for each in ats) >= STRUCK_AT
+        )
+
+    def pid(self, name: str) -> int:
+        [path] = self.folder.glob("runs/*/pids.json")
+        return int(json.loads(path.read_text())[name])
+
+    def done(self) -> list[int]:
+        if self.cell.command in ("run", "by hand"):
+            return [rank for rank in range(2) if (self.folder / f"done-{rank}").exists()]
+        results = self.folder.glob("runs/*/workers/*/result.json")
+        return sorted(int(each.parent.name) for each in results)
+
+
+def wait(true: Callable[[], Any], process: subprocess.Popen[str]) -> bool:
+    end = time.monotonic() + LIMIT_S
+    while not true():
+        if process.poll() is not None or time.monotonic() > end:
+            return False
+        time.sleep(0.02)  # polls other processes: there is no event to wait for
+    return True
+
+
+def strike(pid: int, how: str) -> None:
+    """Do to a process what is done from outside."""
+    if how in OUTSIDE:
+        os.kill(pid, OUTSIDE[how])
+    if how == "stopped and back":
+        time.sleep(BACK_S)  # the fault lasts so long
+        with suppress(ProcessLookupError):  # the engine has ended it
+            os.kill(pid, signal.SIGCONT)
+
+
+def of_a_command(cell: Cell, folder: Path) -> Outcome:
+    run = Run(cell, folder)
+    command = [sys.executable, "-c", SOON, *run.command()]
+    with (folder / "told").open("w") as told:
+        process = subprocess.Popen(command, stdout=told, stderr=told, text=True)
+        if cell.how in OUTSIDE and wait(run.began, process):
+            name = "scheduler" if cell.role == "scheduler" else f"{cell.role}-1"
+            strike(run.pid(name), cell.how)
+        status = _end(process)
+    return Outcome(status, run.done(), (folder / "told").read_text()[-300:])
+
+
+def by_hand(cell: Cell, folder: Path) -> Outcome:
+    """A cluster of processes that this one starts, as somebody would: it replaces what is lost."""
+    run = Run(cell, folder)
+    script = folder / "script.py"
+    script.write_text(run.strikes + dedent(SCRIPT))
+    address = f"unix://{folder}/private/s.sock"
+    started: dict[str, subprocess.Popen[str]] = {}
+
+    def start(name: str, *words: str) -> None:
+        role = name.partition("-")[0]
+        where = "--listen" if role == "scheduler" else "--scheduler"
+        command = [sys.executable, "-m", "shoal", role, where, address, *words]
+        with (folder / f"{name}.told").open("a") as told:
+            env = {**os.environ, "SHOAL_WORLD_SIZE": "2"}  # also of one that replaces another
+            started[name] = subprocess.Popen(command, stdout=told, stderr=told, text=True, env=env)
+
+    sizes = ["--servers", "2", "--workers", "2", "--replicas", "2", "--failure-timeout-s", "3"]
+    scheduler = [*sizes, "--on-worker-loss", cell.option, "--state", str(folder / "state")]
+    scheduler += ["--elastic"] if cell.option == "replace" else []
+    worker = ("--on-worker-loss", "stop" if cell.option == "stop" else "drop")
+    try:
+        start("scheduler", *scheduler)
+        for rank in range(2):
+            start(f"server-{rank}", "--rank", str(rank))
+            start(f"worker-{rank}", "--rank", str(rank), *worker, str(script))
+        struck = f"{cell.role}-1" if cell.role != "scheduler" else "scheduler"
+        if cell.how in OUTSIDE and wait(run.began, started["scheduler"]):
+            strike(started[struck].pid, cell.how)
+        if cell.how in INSIDE:
+            wait((folder / "struck").exists, started["scheduler"])
+        if cell.role == "scheduler" and cell.how == "killed":
+            started["scheduler"].wait()
+            start("scheduler", *scheduler)
+        if cell.role == "worker" and cell.option == "replace":
+            if cell.how == "stopped":
+                time.sleep(
+                    TIMEOUT_S + 2.0
+                )  # until it counts as dead: its place is taken until then
+            else:
+                started[struck].wait(LIMIT_S)
+            time.sleep(1.0)  # the same, where its connection has broken
+            start("worker-1", "--rank", "1", *worker, str(script))
+        status = _end(started["scheduler"])
+        others = [each for name, each in started.items() if name not in ("scheduler", struck)]
+        statuses = [_end(each) for each in others]
+    finally:
+        for each in started.values():
+            each.kill()
+            each.wait()
+    told = (folder / "scheduler.told").read_text()[-300:]
+    return Outcome(status or max(map(abs, statuses)), run.done(), told)
+
+
+def _end(process: subprocess.Popen[str]) -> int:
+    try:
+        return process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+        return 124
+
+
+def outcome(cell: Cell) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="shoal-losses-") as folder:
+        Path(folder).chmod(0o700)
+        do = by_hand if cell.command == "by hand" else of_a_command
+        return do(cell, Path(folder))
+
+
+def problem(cell: Cell, found: Outcome) -> str:
+    """How an outcome differs from what is promised; "" if it does not."""
+    well, done = expected(cell)
+    if (found.status == 0) != well:
+        return f"status {found.status}: {found.told}"
+    return f"data of {found.done} are done, not of {done}" if well and found.done != done else ""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="cells whose names have this")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args(arguments)
+    chosen = [each for each in cells() if asked.only in each.name]
+    failed = 0
+    told = {}
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        for cell, found in zip(chosen, pool.map(outcome, chosen), strict=True):
+            wrong = problem(cell, found)
+            failed += bool(wrong)
+            told[cell.name] = {"status": found.status, "done": found.done, "wrong": wrong}
+            if not asked.json:
+                shown = f"status {found.status}, done {found.done}"
+                print(f"{cell.name:60} {shown}{'   WRONG: ' + wrong if wrong else ''}", flush=True)
+    if asked.json:
+        print(json.dumps(told, indent=1))
+    else:
+        print(f"{len(chosen)} cells, {failed} not as promised")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,21 +12,21 @@ import os
 import select
 from collections import Counter, deque
 from collections.abc import Callable
-from functools import partial
 from math import inf
 from time import monotonic
 
-from shoal.errors import HandshakeFailed, HandshakeRefused, ShoalError, WireError
+from shoal.errors import BadContent, HandshakeFailed, HandshakeRefused, ShoalError, WireError
 from shoal.node.dialer import Dialer
 from shoal.node.disk import Disk
 from shoal.node.heartbeat import HeartbeatThread, LoopProgress
 from shoal.node.offloader import Offloader
 from shoal.node.paths import Paths
-from shoal.node.peer_errors import PeerErrors, arriving, check
+from shoal.node.peer_errors import PeerErrors, peer_fault
 from shoal.node.poller import Poller
 from shoal.node.slow_readers import SlowReaders
 from shoal.node.strangers import Strangers
 from shoal.protocol.machine import (
+    Arrival,
     Asked,
     AwaitRoom,
     Detach,
@@ -60,7 +60,6 @@ class Node:
     """Runs one state machine.
 
     Args:
-        machine: the machine.
         me: this node's identity, for handshakes.
         scheduler: the scheduler's address, for members.
         disk: receives what the machine has to keep.
@@ -85,7 +84,6 @@ class Node:
         self.stopped = False
         self.error: ShoalError | None = None
         self._errors = PeerErrors(self.counters)
-        self._arriving = partial(arriving, machine)
         self._scheduler = scheduler
         self._disk = disk
         self._resolve = resolve
@@ -140,8 +138,7 @@ class Node:
             if at and monotonic() > until:
                 self._poller.leave(ready[at:])
                 break
-            connection = self._connections.get(fileno)
-            if connection is not None:
+            if (connection := self._connections.get(fileno)) is not None:
                 self._serve(connection, mask)
             elif fileno == self._wake:
                 os.eventfd_read(self._wake)
@@ -196,8 +193,7 @@ class Node:
     def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
-        self.stopped = True
+        self._closed = self.stopped = True
         if self._heartbeats is not None:
             self._heartbeats.close()
         self._offloader.close()
@@ -209,8 +205,6 @@ class Node:
             self._listener.close()
         self._poller.close()
         os.close(self._wake)
-
-    # ------------------------------------------------------------------ connections
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -227,11 +221,8 @@ class Node:
     def _look_at_readers(self, now: float) -> None:
         """See which peers have room again."""
         for to, stuck in self._slow_readers.look(self._peers, now):
-            if stuck is None:
-                self.handle(HasRoom(to))
-            else:
-                self.counters["slow reader"] += 1
-                self._drop(stuck)
+            self.counters["slow reader"] += stuck is not None
+            self._drop(stuck) if stuck is not None else self.handle(HasRoom(to))
 
     def _look_at_connections(self, now: float) -> None:
         """Drop late callers, and replace paths that seem cut."""
@@ -307,12 +298,24 @@ class Node:
         if connection.peer and not known:
             self._meet(connection)
 
+    def _arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        """Where a payload goes. Nothing has changed yet: what fails here is the peer's fault."""
+        try:
+            return self.machine.arriving(sender, message, nbytes)
+        except Exception as error:
+            raise peer_fault(message, nbytes, error) from error
+
     def _deliver(self, sender: NodeId, message: Message, payload: Sink | None) -> None:
         """Pass a message on, if the machine can take it. What fails from then on is our fault."""
         if self.stopped:
             return
         received = Received(sender, message, payload)
-        check(self.machine, received)
+        try:
+            problem = self.machine.problem_of(received)
+        except Exception as error:
+            raise peer_fault(message, 0, error) from error
+        if problem:
+            raise BadContent(f"{type(message).__name__}: {problem}")
         self.perform(self.machine.handle(received, monotonic()))
 
     def _malformed(self, sender: NodeId, error: Exception) -> None:
@@ -333,11 +336,8 @@ class Node:
             elif type(effect) is Note:
                 self.on_note(effect)
             elif type(effect) is Detach:
-                connection = self._peers.get(effect.to)
-                if connection is not None:
-                    connection.detach()
-                else:
-                    self._dialer.detach(effect.to)
+                here = self._peers.get(effect.to)
+                here.detach() if here is not None else self._dialer.detach(effect.to)
             elif type(effect) is Save:
                 self._on_save(effect)
             elif type(effect) is Offload:
@@ -350,8 +350,7 @@ class Node:
                 here, address = self._peers.get(effect.to), effect.address or self._scheduler
                 self.counters["unanswered"] += self._dialer.redial(here, address, monotonic())
             elif type(effect) is Stop:
-                self.stopped = True
-                self.error = effect.error
+                self.stopped, self.error = True, effect.error
 
     def _hang_up(self, to: NodeId) -> None:
         self._dialer.forget(to)

@@ -6,10 +6,8 @@ import logging
 from collections import Counter
 from time import monotonic
 
-from shoal.errors import BadContent, BadLength, InvariantBroken, PeerFault
-from shoal.protocol.machine import Arrival, Machine, Received
+from shoal.errors import BadLength, InvariantBroken, PeerFault
 from shoal.protocol.messages import Message
-from shoal.protocol.views import NodeId
 from shoal.transport import Connection
 
 log = logging.getLogger("shoal.node")
@@ -39,30 +37,7 @@ class PeerErrors:
             log.warning("%s x%d from %s: %s", kind, seen, who, error)
 
 
-def arriving(machine: Machine, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-    """Where a payload goes. Nothing has changed yet: what fails here is the peer's fault."""
-    try:
-        return machine.arriving(sender, message, nbytes)
-    except Exception as error:
-        raise _peer_fault(message, nbytes, error) from error
-
-
-def check(machine: Machine, received: Received) -> None:
-    """Look at a message before it is handled: what fails here is the peer's fault as well.
-
-    Raises:
-        BadContent: no lawful member sends it.
-        PeerFault: the machine did not expect it.
-    """
-    try:
-        problem = machine.problem_of(received)
-    except Exception as error:
-        raise _peer_fault(received.message, 0, error) from error
-    if problem:
-        raise BadContent(f"{type(received.message).__name__}: {problem}")
-
-
-def _peer_fault(message: Message, nbytes: int, error: Exception) -> PeerFault:
+def peer_fault(message: Message, nbytes: int, error: Exception) -> PeerFault:
     """An unexpected error of `arriving` or `problem_of`, with the message and its size."""
     if isinstance(error, InvariantBroken | BadLength):
         raise error

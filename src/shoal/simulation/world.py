@@ -39,7 +39,7 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import Message
+from shoal.protocol.messages import SCHEDULER, Message
 from shoal.protocol.requests import Start, Wait
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
@@ -282,6 +282,10 @@ class World:
                 case Stop(error):
                     sim.stopped = True
                     sim.error = error
+                    if sim.node == SCHEDULER:  # its process ends, which closes its connections
+                        for other in list(self.nodes.values()):
+                            gone = partial(self.handle, other, PeerLost(SCHEDULER))
+                            self.at(self.now + 0.001, gone)
                     self.note_line(f"{sim.node} stops" + (f": {error.message}" if error else ""))
         return True
 

@@ -277,7 +277,7 @@ class Executor:
             request.seq,
             self._session.view_id,
             code,
-            bounded(reason),
+            bounded(reason) if reason else "",
             clocks.closed,
             round_weight,
             nbytes,

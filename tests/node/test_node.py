@@ -297,7 +297,8 @@ def test_a_turn_ends_although_more_is_ready(tmp_path, monkeypatch):
     names = [f"worker-{number}" for number in range(4)]
     callers = [call(address, Identity(name, "worker", token=TOKEN), node) for name in names]
     node.machine.order.clear()
-    monkeypatch.setattr("shoal.node.node.monotonic", lambda: clock[0])
+    for module in ("node", "poller"):
+        monkeypatch.setattr(f"shoal.node.{module}.monotonic", lambda: clock[0])
     for each in callers:
         each.send(Nudge("x"), ())
     for _ in callers:

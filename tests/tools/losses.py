@@ -52,7 +52,7 @@ STRIKES = """
     FOLDER, STEPS, AT = Path({folder!r}), {steps}, {at}
 
     def strike(mine, step):
-        time.sleep(0.05)
+        time.sleep(0.05)  # the time of a training step
         (FOLDER / f"at-{{mine}}").write_text(str(step))
         struck = FOLDER / "struck"
         if mine == 1 and step == AT and not struck.exists() and {inside}:
@@ -276,13 +276,9 @@ def by_hand(cell: Cell, folder: Path) -> Outcome:
             started["scheduler"].wait()
             start("scheduler", *scheduler)
         if cell.role == "worker" and cell.option == "replace":
-            if cell.how == "stopped":
-                time.sleep(
-                    TIMEOUT_S + 2.0
-                )  # until it counts as dead: its place is taken until then
-            else:
-                started[struck].wait(LIMIT_S)
-            time.sleep(1.0)  # the same, where its connection has broken
+            # its place is taken until it counts as dead
+            said = folder / "scheduler.told"
+            wait(lambda: "lost {'name': 'worker-1'" in said.read_text(), started["scheduler"])
             start("worker-1", "--rank", "1", *worker, str(script))
         status = _end(started["scheduler"])
         others = [each for name, each in started.items() if name not in ("scheduler", struck)]

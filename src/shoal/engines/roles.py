@@ -40,6 +40,7 @@ from shoal.protocol.scheduler.leases.log import LedgerBegun
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.session_options import SessionOptions
+from shoal.protocol.views import ViewId
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import make_folder
 from shoal.storage.journal import Journal
@@ -235,8 +236,10 @@ def _checkpoint_writer(
         make_folder(found.parent, PRIVATE)
         return found
 
-    here = lambda: (session.run, session.view_id)  # noqa: E731
-    return Writer(folder, role.passed, left_out, role.keep_checkpoints, origin=here)
+    def origin() -> tuple[str, ViewId]:
+        return session.run, session.view_id
+
+    return Writer(folder, role.passed, left_out, role.keep_checkpoints, origin=origin)
 
 
 def _checkpoint_folder(role: ServerRole, session: Session) -> Path | None:

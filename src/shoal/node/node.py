@@ -12,7 +12,6 @@ import os
 import select
 from collections import Counter, deque
 from collections.abc import Callable
-from math import inf
 from time import monotonic
 
 from shoal.errors import BadContent, HandshakeFailed, HandshakeRefused, ShoalError, WireError
@@ -52,7 +51,6 @@ from shoal.protocol.messages import SCHEDULER, Malformed, Message
 from shoal.protocol.views import NodeId
 from shoal.transport import Connection, Identity, Listener, transport_for
 
-TURN_S = 0.1  # of work for peers, before timers are looked at; then the rest is done
 LOOK_S = 0.25  # between looks at connections that may be stalled, slow or of strangers
 
 
@@ -60,6 +58,7 @@ class Node:
     """Runs one state machine.
 
     Args:
+        machine: the machine.
         me: this node's identity, for handshakes.
         scheduler: the scheduler's address, for members.
         disk: receives what the machine has to keep.
@@ -129,15 +128,10 @@ class Node:
         due = self.machine.deadline()
         if due is not None and due - now < timeout_s:
             timeout_s = max(0.0, due - now)
-        slow_readers = self._slow_readers
-        if slow_readers.awaited or self._strangers.callers or self._paths.called or self._disk:
-            timeout_s = min(timeout_s, 0.0 if slow_readers.look_now else LOOK_S)
-        ready = self._poller.wait(timeout_s, now)
-        until = monotonic() + TURN_S if len(ready) > 1 else inf
-        for at, (fileno, mask) in enumerate(ready):
-            if at and monotonic() > until:
-                self._poller.leave(ready[at:])
-                break
+        readers = self._slow_readers
+        if readers.awaited or self._strangers.callers or self._paths.called or self._disk:
+            timeout_s = min(timeout_s, 0.0 if readers.look_now else LOOK_S)
+        for fileno, mask in self._poller.turn(timeout_s, now):
             if (connection := self._connections.get(fileno)) is not None:
                 self._serve(connection, mask)
             elif fileno == self._wake:
@@ -150,7 +144,7 @@ class Node:
                 self._accept()
         if self._disk is not None:
             self.perform(self._disk.due(now))
-        if slow_readers.awaited:
+        if readers.awaited:
             self._look_at_readers(now)
         if now >= self._look_at:
             self._look_at_connections(now)
@@ -198,13 +192,14 @@ class Node:
             self._heartbeats.close()
         self._offloader.close()
         self._dialer.close()
-        for connection in list(self._connections.values()):
-            connection.close()
-        self._connections.clear()
+        while self._connections:
+            self._connections.popitem()[1].close()
         if self._listener is not None:
             self._listener.close()
         self._poller.close()
         os.close(self._wake)
+
+    # ------------------------------------------------------------------ connections
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -221,8 +216,11 @@ class Node:
     def _look_at_readers(self, now: float) -> None:
         """See which peers have room again."""
         for to, stuck in self._slow_readers.look(self._peers, now):
-            self.counters["slow reader"] += stuck is not None
-            self._drop(stuck) if stuck is not None else self.handle(HasRoom(to))
+            if stuck is None:
+                self.handle(HasRoom(to))
+            else:
+                self.counters["slow reader"] += 1
+                self._drop(stuck)
 
     def _look_at_connections(self, now: float) -> None:
         """Drop late callers, and replace paths that seem cut."""
@@ -336,8 +334,11 @@ class Node:
             elif type(effect) is Note:
                 self.on_note(effect)
             elif type(effect) is Detach:
-                here = self._peers.get(effect.to)
-                here.detach() if here is not None else self._dialer.detach(effect.to)
+                connection = self._peers.get(effect.to)
+                if connection is not None:
+                    connection.detach()
+                else:
+                    self._dialer.detach(effect.to)
             elif type(effect) is Save:
                 self._on_save(effect)
             elif type(effect) is Offload:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Iterator
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from time import monotonic
 
+TURN_S = 0.1  # of work for those that are ready
 SPIN_S = 0.0004  # how long to look for work before sleeping
 SPIN_PENALTY_MAX = 64  # waits at most without spinning, after it was in vain
 CROWDED_S = 1e-5  # a `sched_yield` that takes longer has let another thread run
@@ -43,6 +46,20 @@ class Poller:
         # Not the same for both of two, or they would change places.
         self._patience = self._patience_min = CROWDED_WAITS + os.getpid() % CROWDED_WAITS
 
+    def turn(self, timeout_s: float, now: float) -> Iterator[tuple[int, int]]:
+        """Those that are ready, one by one, until what is done for them has taken TURN_S.
+
+        The rest comes first in the next turn: timers, and the proof that the loop lives, do not
+        wait for all that peers have sent.
+        """
+        ready = self.wait(timeout_s, now)
+        until = monotonic() + TURN_S if len(ready) > 1 else inf
+        for at, each in enumerate(ready):
+            if at and monotonic() > until:
+                self._left = ready[at:]
+                return
+            yield each
+
     def wait(self, timeout_s: float, now: float) -> Ready:
         """(file descriptor, event mask) of those that are ready, after `timeout_s` at most."""
         poll = self._epoll.poll
@@ -69,10 +86,6 @@ class Poller:
         self._skip = self._penalty
         self._penalty = min(2 * self._penalty, SPIN_PENALTY_MAX)
         return poll(timeout_s)
-
-    def leave(self, ready: Ready) -> None:
-        """Return these from the next `wait`, before others: there was no time for them."""
-        self._left = ready
 
     def _note(self, crowded: bool) -> None:
         if crowded != self._crowded:

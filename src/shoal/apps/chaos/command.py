@@ -229,10 +229,8 @@ def _report(
     summary: dict[str, Any],
     undisturbed: dict[str, Any],
 ) -> dict[str, Any]:
-    counts, failed_s = (
-        Counter(str(each.fault) for each in injected),
-        SchedulerOptions(0, 1).silence_s,
-    )
+    counts = Counter(str(each.fault) for each in injected)
+    failed_s = SchedulerOptions(0, 1).silence_s
     takeovers = [
         min(end for begin, end in probes if begin >= each.clock) - each.clock
         for each in injected

@@ -139,9 +139,9 @@ class ViewChange:
             reason = f"waits for one of {first} to adopt it"
             waits.append(Waiting("the scheduler", what, reason, now - self._offered_at))
         for node, seconds in self._members.detector.spared(now):
-            rows = self.bereaved(members[node])
-            reason = f"it is silent, and nobody else has {some_of(rows or ['its rows'])}"
-            reason = CUT_OFF if rows is None else reason
+            reason, rows = CUT_OFF, self.bereaved(members[node])
+            if rows is not None:
+                reason = f"it is silent, and nobody else has {some_of(rows or ['its rows'])}"
             waits.append(Waiting("the scheduler", members[node].name, reason, seconds))
         return waits
 

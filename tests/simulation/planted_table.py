@@ -81,8 +81,8 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "timed_out_push_dropped",  # searched for below 45 since faults are drawn otherwise
     "transfer_goes_on_under_another_view",  # searched for below 45 since faults are drawn otherwise
     "unreached_clocks_are_forgotten",  # a unit test has it
-    "dead_worker_counts_on_one_server_only",  # no seed below 300 since faults are drawn otherwise
-    "received_rows_have_no_rounds",  # no seed below 300 since faults are drawn otherwise
+    "dead_worker_counts_on_one_server_only",  # a unit test has it
+    "received_rows_have_no_rounds",  # a unit test has it
     "successors_take_other_ranks",  # a unit test has it
     "runs_begin_without_workers",  # a unit test has it
     "exits_in_order_are_not_told",  # a unit test has it

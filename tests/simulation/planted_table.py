@@ -65,20 +65,20 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "rows_recalled_too_early",  # a unit test has it
     "synced_is_for_ever",  # a unit test has it
     "weights_not_handed_on",
-    "answered_before_the_view_counts",  # searched for below 45 since faults are drawn otherwise
-    "asked_clock_is_not_regarded",  # searched for below 45 since faults are drawn otherwise
-    "call_done_whenever_it_comes",  # searched for below 45 since faults are drawn otherwise
+    "answered_before_the_view_counts",  # a unit test has it
+    "asked_clock_is_not_regarded",  # a unit test has it
+    "call_done_whenever_it_comes",  # a unit test has it
     "clock_by_another_way",  # searched for below 45 since faults are drawn otherwise
     "handlers_are_called_while_saved",  # searched for below 45 since faults are drawn otherwise
     "learner_knows_no_past",  # searched for below 45 since faults are drawn otherwise
     "new_head_asks_one_group",  # searched for below 45 since faults are drawn otherwise
     "nobody_hangs_up",  # seeds 40451 and 300839 have it
-    "one_ledger",  # searched for below 45 since faults are drawn otherwise
+    "one_ledger",  # a unit test has it
     "parts_not_cut",  # searched for below 45 since faults are drawn otherwise
     "pushes_stream_into_a_checkpoint",  # seed 40371 has it
     "rate_lost_in_takeover",  # searched for below 45 since faults are drawn otherwise
     "silence_is_consent",  # a unit test has it
-    "timed_out_push_dropped",  # searched for below 45 since faults are drawn otherwise
+    "timed_out_push_dropped",  # a unit test has it
     "transfer_goes_on_under_another_view",  # searched for below 45 since faults are drawn otherwise
     "unreached_clocks_are_forgotten",  # a unit test has it
     "dead_worker_counts_on_one_server_only",  # a unit test has it
@@ -86,7 +86,7 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "successors_take_other_ranks",  # a unit test has it
     "runs_begin_without_workers",  # a unit test has it
     "exits_in_order_are_not_told",  # a unit test has it
-    "view_promised_meanwhile",  # searched for below 45 since faults are drawn otherwise
+    "view_promised_meanwhile",  # a unit test has it
     "weight_lost_in_takeover",  # searched for below 45 since faults are drawn otherwise
 }
 

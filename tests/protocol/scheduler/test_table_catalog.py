@@ -182,6 +182,40 @@ def test_a_server_that_cannot_open_a_shard_in_repair_ends_nothing_and_is_asked_a
     assert "rows move" in short.machine._views._proposal.reason
 
 
+def test_a_shard_that_a_view_has_placed_is_not_open_for_the_next_one(short, monkeypatch):
+    """A transfer of its rows that begins anew, from another giver, needs another shard."""
+    [asked] = [each for node, each in short.told(OpenShards).items() if node == "server-2"]
+    rows = {(spec.name, each) for spec, ranges in asked.tables for each in ranges}
+    openings = short.machine._views._openings
+    short.receive("engine", DeathReport("here", 13))  # of worker-1: a view is due at once
+    short.open()
+    assert {each[:2] for each in openings.opened} == rows
+    with monkeypatch.context() as patch:
+        patch.setattr(short, "adopt", lambda: None)
+        short.promise()
+    # the view after it is due at once
+    short.receive("server-3", Join("server-3", "server", "", "here", process=21))
+    short.adopt()
+    placed = {each.rows for each in short.view.placements[0] if each.syncing_since}
+    assert placed == {each for _, each in rows}
+    assert openings.opened == frozenset()
+    here = short.incarnation("server-2")
+    again = ShardsOpened(here, asked.number, (("w", tuple(placed)),))
+    short.receive("server-2", again)  # it arrives late
+    assert openings.opened == frozenset()
+    openings.want(replace(short.view, number=99, placements=anew(short.view)), short.view, 9.0, [])
+    assert openings._lists["server-2"].number > asked.number
+    assert openings._lists["server-2"].missing
+
+
+def anew(view):
+    """The placements of a view in which all transfers begin."""
+    return tuple(
+        tuple(replace(each, syncing_since=99 * (each.syncing_since > 0)) for each in parts)
+        for parts in view.placements
+    )
+
+
 def test_rows_are_repaired_elsewhere_where_one_server_cannot_take_them(short):
     short.receive("server-3", Join("server-3", "server", "", "here", process=21))
     short.promise()

@@ -144,7 +144,10 @@ def _owned(spec: TableSpec, group: str) -> TableSpec:
 
 
 class _List(msgspec.Struct):
-    """The shards that a server is to open."""
+    """The shards that a server is to open.
+
+    used:  whether a view has placed some of them; what is wanted now is on another list
+    """
 
     number: tuple[int, int]
     shards: list[Shard]
@@ -152,14 +155,15 @@ class _List(msgspec.Struct):
     again_at: float
     opened: set[tuple[str, KeyRange]] = msgspec.field(default_factory=set)
     heard: bool = False
+    used: bool = False
+
+    @property
+    def names(self) -> list[tuple[str, KeyRange]]:
+        return [(spec.name, rows) for spec, rows in self.shards]
 
     @property
     def missing(self) -> list[str]:
-        return [
-            f"{spec.name}{rows}"
-            for spec, rows in self.shards
-            if (spec.name, rows) not in self.opened
-        ]
+        return [f"{table}{rows}" for table, rows in self.names if (table, rows) not in self.opened]
 
 
 class Openings:
@@ -185,12 +189,23 @@ class Openings:
         for member in planned.servers:
             shards = list(_fresh(planned, view, member.rank))
             known = self._lists.get(member.id)
-            if known.shards != shards if known is not None else shards:
+            if known.used or known.shards != shards if known is not None else shards:
                 self._number = (self._number[0], self._number[1] + 1)
                 opened = known.opened if known is not None else set()
                 opened &= {(spec.name, rows) for spec, rows in shards}
                 self._lists[member.id] = _List(self._number, shards, now, now + AGAIN_S, opened)
                 self._ask(member.id, view, out)
+
+    def placed(self, view: View) -> None:
+        """Take the shards off the lists that a view has placed on their servers.
+
+        The server has none to spare: to get the same rows anew it opens another shard first.
+        """
+        for member in view.servers:
+            asked = self._lists.get(member.id)
+            if asked is not None and (here := _placed(view, member.rank) & set(asked.names)):
+                asked.opened -= here
+                asked.used = True
 
     def _ask(self, node: NodeId, view: View, out: Effects) -> None:
         asked = self._lists[node]
@@ -205,10 +220,10 @@ class Openings:
     ) -> tuple[tuple[str, KeyRange, str], ...]:
         """Take in a server's answer; returns (table, rows, reason) of what it cannot open."""
         asked = self._lists.get(server.id)
-        if asked is None or asked.number != message.number:
+        if asked is None or asked.used or asked.number != message.number:
             return ()
         asked.heard = True
-        wanted = {(spec.name, rows) for spec, rows in asked.shards}
+        wanted = set(asked.names)
         said = {(table, rows) for table, ranges in message.opened for rows in ranges}
         asked.opened |= said & wanted
         failed = tuple(each for each in message.failed if each[:2] in wanted)
@@ -269,6 +284,16 @@ class Openings:
                 waited = max(0.0, now - until + self._pause_s)
                 found.append(Waiting("the scheduler", f"table {table}", again, waited))
         return found
+
+
+def _placed(view: View, rank: int) -> set[tuple[str, KeyRange]]:
+    """The shards of a server in a view."""
+    return {
+        (spec.name, placement.rows)
+        for spec, placements in zip(view.tables, view.placements, strict=True)
+        for placement in placements
+        if rank in placement.chain
+    }
 
 
 def _fresh(planned: View, view: View, rank: int) -> Iterable[Shard]:

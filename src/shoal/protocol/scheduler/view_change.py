@@ -355,6 +355,7 @@ class ViewChange:
         told = self._first_to_adopt() if self.offered is view else ()
         self.view, self.offered = view, None
         self._tables.adopt(view.tables)
+        self._openings.placed(view)
         gone = self.migration.adopt(view)
         for node in gone:
             self._members.remove(node)

@@ -68,18 +68,19 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "answered_before_the_view_counts",  # a unit test has it
     "asked_clock_is_not_regarded",  # a unit test has it
     "call_done_whenever_it_comes",  # a unit test has it
-    "clock_by_another_way",  # searched for below 45 since faults are drawn otherwise
-    "handlers_are_called_while_saved",  # searched for below 45 since faults are drawn otherwise
-    "learner_knows_no_past",  # searched for below 45 since faults are drawn otherwise
-    "new_head_asks_one_group",  # searched for below 45 since faults are drawn otherwise
+    "clock_by_another_way",  # a unit test has it
+    "handlers_are_called_while_saved",  # a unit test has it
+    "learner_knows_no_past",  # a unit test has it
+    "new_head_asks_one_group",  # a unit test has it
     "nobody_hangs_up",  # seeds 40451 and 300839 have it
     "one_ledger",  # a unit test has it
-    "parts_not_cut",  # searched for below 45 since faults are drawn otherwise
+    "placed_shards_stay_open",  # seed 900042 has it, and a unit test
+    "parts_not_cut",  # a unit test has it
     "pushes_stream_into_a_checkpoint",  # seed 40371 has it
-    "rate_lost_in_takeover",  # searched for below 45 since faults are drawn otherwise
+    "rate_lost_in_takeover",  # a unit test has it
     "silence_is_consent",  # a unit test has it
     "timed_out_push_dropped",  # a unit test has it
-    "transfer_goes_on_under_another_view",  # searched for below 45 since faults are drawn otherwise
+    "transfer_goes_on_under_another_view",  # a unit test has it
     "unreached_clocks_are_forgotten",  # a unit test has it
     "dead_worker_counts_on_one_server_only",  # a unit test has it
     "received_rows_have_no_rounds",  # a unit test has it
@@ -87,7 +88,7 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "runs_begin_without_workers",  # a unit test has it
     "exits_in_order_are_not_told",  # a unit test has it
     "view_promised_meanwhile",  # a unit test has it
-    "weight_lost_in_takeover",  # searched for below 45 since faults are drawn otherwise
+    "weight_lost_in_takeover",  # a unit test has it
 }
 
 

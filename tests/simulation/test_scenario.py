@@ -20,6 +20,7 @@ FOUND = {  # seeds that have shown a fault of the product
     302953: "the last fragment of a push came while a checkpoint was due",
     304078: "the end came before others had taken over from a dead server",
     304209: "a server died between its sign of life and the end",
+    900042: "a transfer that began anew opened its shard while the view was adopted",
 }
 SHOW = "from shoal.simulation.scenario import simulate; print(simulate(7).trace_hash)"
 

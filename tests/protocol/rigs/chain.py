@@ -46,8 +46,10 @@ class Chain:
         length: int = 2,
         workers: int = 2,
         save_every: int = 0,
+        fragment_rows: int = ROWS,
     ) -> None:
-        tables = [table(rule, ROWS, ROWS, f"w{n}") for n, rule in enumerate(rules or (None,))]
+        named = enumerate(rules or (None,))
+        tables = [table(rule, ROWS, fragment_rows, f"w{n}") for n, rule in named]
         self.spec = tables[0]
         view = view_of(servers=length, workers=workers, tables=tables)
         placement = Placement(KeyRange(0, ROWS), tuple(range(length)))

@@ -208,6 +208,26 @@ def test_rows_that_are_lent_while_a_shard_is_saved_are_recalled_before_they_chan
     assert bytes(reply.buffers[0]) == bytes(rigs.as_bytes(2, 2, 2, 2))
 
 
+def test_a_push_to_a_small_shard_that_is_being_saved_is_kept(server, rigs, monkeypatch):
+    """A handler of a custom table may take long to save rows that are few."""
+    monkeypatch.setattr(rigs.FakeShard, "copy_bytes", 1024)
+    rig = server(bsp(), bsp(), save_every=1, workers=1)
+    rig.ask(0, 0, rigs.as_bytes(1, 1, 1, 1), pushes=(SMALL,), advance=1)
+    small = next(n for n, each in replicas(rig).items() if each.shard.spec.name == "small")
+    while rig.machine._long_work.busy != {small}:
+        work = offloaded(rig)
+        rig.handle(Offloaded(work.ticket, work.work()))
+    work = offloaded(rig)
+    assert rig.ask(0, 1, rigs.as_bytes(1, 1, 1, 1), pushes=(SMALL,), clock=1) == []
+    assert rig.notes("kept")
+    end(rig, work)
+    assert "accepted" in rig.codes("worker-0")
+
+
+def replicas(rig):
+    return rig.machine.replication.replicas
+
+
 def test_a_deadline_waits_while_a_handler_is_suspended(server, rigs):
     rig = server()
     push_large(rigs, rig)

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from shoal.protocol.scheduler.rows.rebalance import Moves
+from shoal.protocol.scheduler.table_catalog import Openings
 from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.server.opening import ShardOpening
 from shoal.protocol.server.view_change.adoption import ViewAdoption
@@ -62,6 +63,10 @@ successor_of_the_journal = bug(
 unopened_shards_are_placed = bug(
     Moves, "takes", instead(True),
     "A view gives a server rows of a shard that it has not opened, or cannot.",
+)  # fmt: skip
+placed_shards_stay_open = bug(
+    Openings, "placed", instead(None),
+    "A view has a transfer begin anew into a shard that an earlier view has used up.",
 )  # fmt: skip
 
 

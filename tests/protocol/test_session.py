@@ -231,16 +231,19 @@ def test_a_cancelled_finish_is_not_repeated(joined):
 def test_a_finish_without_an_answer_resolves_after_the_farewell_time(joined):
     """A scheduler that has ended the run does not answer any more, and its connection is closed."""
     joined.session.asked(1, FinishWork(), 0, 0.0, [])
-    joined.session.peer_lost(SCHEDULER, 0.0)
+    joined.session.peer_lost(SCHEDULER, 0.0, closed=True)
     joined.tick(4.9)
     assert joined.resolved == {}
     joined.tick(5.0)
     assert joined.resolved == {1: None}
 
 
-def test_a_finish_waits_for_a_scheduler_that_stands_still(joined):
+@pytest.mark.parametrize("how", ["stands still", "is cut off"])
+def test_a_finish_waits_for_the_scheduler(joined, how):
     """It would take this worker for dead, or end the run without having asked the servers."""
     joined.session.asked(1, FinishWork(), 0, 0.0, [])
+    if how == "is cut off":
+        joined.session.peer_lost(SCHEDULER, 0.0, closed=False)
     joined.wait(19.9)
     assert joined.resolved == {}
     joined.wait(20.0)

@@ -7,14 +7,14 @@ two workers, two servers and two replicas, and a failure timeout of 3 s. Its out
 status of the command and the workers whose data were done; `expected` says what docs/guarantees.md
 promises, and a cell that differs fails the tool.
 
-Not here: a scheduler that is stopped for good, which members give up after 120 s; links that are
-cut, for which processes need hosts of their own (`shoal chaos --faults partition-server`,
-tests/real/test_links.py).
+A process is disconnected on a host of its own, a network namespace: by hand only, because the other
+commands have all their processes on one host. That needs root.
 """
 
 import argparse
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -26,13 +26,21 @@ from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from textwrap import dedent
+from threading import Lock
 from typing import Any
 
 import msgspec
 
-TIMEOUT_S, BACK_S, LIMIT_S = 3, 5.0, 90.0
+from shoal.engines.hosts import Hosts
+
+TIMEOUT_S, BACK_S = 3, 5.0
+LIMIT_S = 240.0  # members give a scheduler up that is silent for 120 s
 STEPS, STRUCK_AT = 40, 8
 OUTSIDE = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "stopped and back": signal.SIGSTOP}
+CUT = "disconnected and back"
+HOSTS = Lock()  # names of network namespaces are this process's
+TOKEN = secrets.token_urlsafe(24)
+MEMBERS = ("scheduler", "server-0", "server-1", "worker-0", "worker-1")
 INSIDE = {
     "exit 0": "os._exit(0)",
     "exit 1": "os._exit(1)",
@@ -131,11 +139,8 @@ def cells() -> list[Cell]:
     """All cells that there are."""
     found = []
     for command, options in OPTIONS.items():
-        hows = {
-            "worker": [*OUTSIDE],
-            "server": [*OUTSIDE],
-            "scheduler": ["killed", "stopped and back"],
-        }
+        cut = [CUT] if command == "by hand" else []
+        hows = {role: [*OUTSIDE, *cut] for role in ("worker", "server", "scheduler")}
         if command != "ctr":
             hows["worker"] += INSIDE
         found += [
@@ -148,6 +153,8 @@ def cells() -> list[Cell]:
 
 def expected(cell: Cell) -> tuple[bool, list[int]]:
     """(whether the command ends well, the workers whose data are done), as the guarantees say."""
+    if cell.role == "scheduler" and cell.how == "stopped":
+        return False, []
     if cell.role != "worker" or cell.option in ("replace", "reassign"):
         return True, [0, 1]
     if cell.option == "drop":
@@ -242,20 +249,25 @@ def of_a_command(cell: Cell, folder: Path) -> Outcome:
     return Outcome(status, run.done(), (folder / "told").read_text()[-300:])
 
 
-def by_hand(cell: Cell, folder: Path) -> Outcome:
+def by_hand(cell: Cell, folder: Path, hosts: Hosts | None) -> Outcome:
     """A cluster of processes that this one starts, as somebody would: it replaces what is lost."""
     run = Run(cell, folder)
     script = folder / "script.py"
     script.write_text(run.strikes + dedent(SCRIPT))
-    address = f"unix://{folder}/private/s.sock"
+    address = f"unix://{folder}/private/s.sock" if hosts is None else hosts.address("scheduler")
     started: dict[str, subprocess.Popen[str]] = {}
+    ended: list[subprocess.Popen[str]] = []
 
     def start(name: str, *words: str) -> None:
         role = name.partition("-")[0]
         where = "--listen" if role == "scheduler" else "--scheduler"
         command = [sys.executable, "-m", "shoal", role, where, address, *words]
+        if hosts is not None:
+            command = ["ip", "netns", "exec", Path(hosts.namespace(name)).name, *command]
+        ended.extend([started[name]] if name in started else [])
         with (folder / f"{name}.told").open("a") as told:
-            env = {**os.environ, "SHOAL_WORLD_SIZE": "2"}  # also of one that replaces another
+            # SHOAL_WORLD_SIZE is for one that replaces another
+            env = {**os.environ, "SHOAL_WORLD_SIZE": "2", "SHOAL_TOKEN": TOKEN}
             started[name] = subprocess.Popen(command, stdout=told, stderr=told, text=True, env=env)
 
     sizes = ["--servers", "2", "--workers", "2", "--replicas", "2", "--failure-timeout-s", "3"]
@@ -268,27 +280,31 @@ def by_hand(cell: Cell, folder: Path) -> Outcome:
             start(f"server-{rank}", "--rank", str(rank))
             start(f"worker-{rank}", "--rank", str(rank), *worker, str(script))
         struck = f"{cell.role}-1" if cell.role != "scheduler" else "scheduler"
+        lost = started[struck]
         if cell.how in OUTSIDE and wait(run.began, started["scheduler"]):
-            strike(started[struck].pid, cell.how)
+            strike(lost.pid, cell.how)
+        if hosts is not None and wait(run.began, started["scheduler"]):
+            hosts.cut(struck)
+            time.sleep(BACK_S)  # the fault lasts so long
+            hosts.mend(struck)
         if cell.how in INSIDE:
             wait((folder / "struck").exists, started["scheduler"])
         if cell.role == "scheduler" and cell.how == "killed":
-            started["scheduler"].wait()
+            lost.wait()
             start("scheduler", *scheduler)
         if cell.role == "worker" and cell.option == "replace":
             # its place is taken until it counts as dead
             said = folder / "scheduler.told"
             wait(lambda: "lost {'name': 'worker-1'" in said.read_text(), started["scheduler"])
             start("worker-1", "--rank", "1", *worker, str(script))
-        status = _end(started["scheduler"])
-        others = [each for name, each in started.items() if name not in ("scheduler", struck)]
-        statuses = [_end(each) for each in others]
+        back = cell.role == "scheduler" and cell.how in ("stopped and back", CUT)
+        statuses = [_end(each) for each in started.values() if back or each is not lost]
     finally:
-        for each in started.values():
+        for each in (*started.values(), *ended):
             each.kill()
             each.wait()
     told = (folder / "scheduler.told").read_text()[-300:]
-    return Outcome(status or max(map(abs, statuses)), run.done(), told)
+    return Outcome(max(map(abs, statuses)), run.done(), told)
 
 
 def _end(process: subprocess.Popen[str]) -> int:
@@ -303,8 +319,12 @@ def _end(process: subprocess.Popen[str]) -> int:
 def outcome(cell: Cell) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="shoal-losses-") as folder:
         Path(folder).chmod(0o700)
-        do = by_hand if cell.command == "by hand" else of_a_command
-        return do(cell, Path(folder))
+        if cell.command != "by hand":
+            return of_a_command(cell, Path(folder))
+        if cell.how != CUT:
+            return by_hand(cell, Path(folder), None)
+        with HOSTS, Hosts(MEMBERS) as hosts:
+            return by_hand(cell, Path(folder), hosts)
 
 
 def problem(cell: Cell, found: Outcome) -> str:

@@ -47,9 +47,9 @@ class CheckpointClocks:
     def due_by(self, clock: int) -> int:
         """Return the clock up to which checkpoints are due once rounds below `clock` are closed.
 
-        A group whose last worker has gone has closed all rounds: the checkpoints that views have
-        promised are due, although no worker has come to their clocks. Of regular clocks there is no
-        last one.
+        A group whose last worker has finished has closed all rounds: the checkpoints that views
+        have promised are due, although no worker has come to their clocks. Of regular clocks there
+        is no last one.
         """
         return clock if clock < FOREVER else max(self._named, default=0)
 

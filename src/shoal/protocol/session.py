@@ -104,10 +104,12 @@ class Session:
         self._join = Join(me, role, address, host, rank, process, *more)
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
+        self._ends_by = inf  # this server was told of the end
         self._heard_at = -inf
         self._held_up_s = 0.0  # since then
         self.unanswered = Unanswered(self._listens_at)
         self.cut_off = False  # the connection to the scheduler broke; it was not heard of since
+        self._closed = False  # by the scheduler's host; its path was not silent
         self._due = -inf  # nothing is due before; it may be earlier than necessary
         self._generations: dict[str, int] = {}
         self._questions = Questions(self.options.resend_s)
@@ -232,11 +234,14 @@ class Session:
         if self.view is None and now >= self._join_by:
             if self.group and self.incarnation:  # the group must not count on this worker
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
-            self.stop(out, JoinTimeout(self._join_timed_out()))
+            self.stop(out, JoinTimeout(self.options.too_late(self.name, self.incarnation > 0)))
             return
         if self.view is not None and now >= self.silent_since + self.options.silence_s:
             error = RunAborted(f"the scheduler has not answered for {self.options.silence_s:g} s")
             self.stop(out, error)
+            return
+        if now >= self._ends_by:
+            self.stop(out, None)
             return
         if now >= self._farewell_at:
             self.answered("finish", out)
@@ -264,18 +269,18 @@ class Session:
 
     @property
     def _farewell_at(self) -> float:
-        """When the end of this member's work needs no answer any more."""
-        gone = self.cut_off and "finish" in self._questions
-        return self._heard_at + self.options.farewell_s if gone else inf
+        """When the end of this member's work needs no answer any more: it has ended, it seems."""
+        ended = self._closed and self.cut_off and "finish" in self._questions
+        return self._heard_at + self.options.farewell_s if ended else inf
 
     @property
     def _pause(self) -> float:
         return self.options.recall_s if self.cut_off else self.options.heartbeat_s
 
-    def peer_lost(self, node: NodeId, now: float) -> None:
+    def peer_lost(self, node: NodeId, now: float, closed: bool) -> None:
         """Reconnect to the scheduler, which never connects to members, after it restarted."""
         if node == SCHEDULER and self.view is not None and not self.ended:
-            self.cut_off = True
+            self.cut_off, self._closed = True, closed
             self._again_at = min(self._again_at, now + self._pause)
             self._due = min(self._due, self._again_at)
 
@@ -287,7 +292,9 @@ class Session:
             return inf
         given_up_at = self.silent_since + self.options.silence_s
         limit = self._join_by if self.view is None else given_up_at
-        return min(limit, self._again_at, self._questions.wakes_at(), self._farewell_at)
+        return min(
+            limit, self._again_at, self._questions.wakes_at(), self._farewell_at, self._ends_by
+        )
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
         """Handle a message of the scheduler; returns the new view if it brought one."""
@@ -318,13 +325,18 @@ class Session:
                 self.answered(f"checkpoint {number}", out, Outcome(value=message))
             case CheckpointRefused(number, reason):
                 self.answered(f"checkpoint {number}", out, Outcome(error=Refused(reason)))
+            case Finished() if self._ends_by < inf:
+                self.stop(out, None)
             case Finished():
                 self.answered("finish", out)
             case ConfirmRows(number):
-                out.append(Send(SCHEDULER, RowsConfirmed(self.incarnation, number)))
+                out.append(Send(SCHEDULER, RowsConfirmed(self.incarnation, number, self.view_id)))
             case End(error, kind):
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
-                self.stop(out, _ENDS[kind](error) if error else None)
+                if error or self.role == "worker":
+                    self.stop(out, _ENDS[kind](error) if error else None)
+                else:  # the scheduler repeats this until it has the answer
+                    self._ends_by = min(self._ends_by, now + self.options.farewell_s)
             case LeaveRefused(reason):
                 out.append(Note("stays", {"reason": reason}))
                 self.answered("leave", out, Outcome(error=Refused(reason)))
@@ -364,18 +376,6 @@ class Session:
         self._questions.declared(view.tables, out)
         self._show_view(out)
         return self.view
-
-    def _join_timed_out(self) -> str:
-        limit = self.options.join_timeout_s
-        if not self.incarnation:
-            return (
-                f"the scheduler did not answer this {self.role} within {limit:g} s; "
-                "is it running, and is its address right?"
-            )
-        whole = "the cluster"
-        if self.group:
-            whole = f"group {self.group!r} of {self.options.group_size} workers, or the cluster,"
-        return f"{self.name} joined, but {whole} was not complete within {limit:g} s"
 
     def stop(self, out: Effects, error: ShoalError | None) -> None:
         """End this member: in order, or with an error."""

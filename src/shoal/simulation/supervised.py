@@ -60,6 +60,7 @@ Kind = Literal["kill", "stop", "cut", "status 0", "status 1", "raise"]
 OF_HOSTS: tuple[Kind, ...] = ("kill", "stop", "cut")
 OF_SCRIPTS: tuple[Kind, ...] = ("status 0", "status 1", "raise")
 SILENCE_S, ALONE_S = 3.0, 9.0
+BREAKS_S = 2.0  # until a connection breaks whose path is cut
 LOOK_S, FORK_S, READ_S = 0.05, 0.3, 0.2  # of the engine, at most: polls, forks, reads of the log
 REPORT_S = 5.0
 FIRST_S, APART_S = 0.3, 14.0  # when faults begin, and from one to the next: all has healed by then
@@ -202,6 +203,13 @@ class SupervisedScenario:
         if outcome.error is not None:
             return self._ends(node, outcome.error)
         self.finished.add(name)
+        self.world.at(self.world.now, partial(self._exits, node))
+
+    def _exits(self, node: NodeId) -> None:
+        """A process ends with status 0."""
+        if node in self._nodes.values():
+            self._status[node] = 0
+            self.world.crash(node)
 
     def _ends(self, node: NodeId, error: ShoalError) -> None:
         self._errors[node] = error
@@ -229,6 +237,7 @@ class SupervisedScenario:
                 self.world.pause(node, until)
             case "cut":
                 self.world.network.partition(frozenset([node]), until)
+                self.world.at(self.world.now + BREAKS_S, partial(self._breaks, node, until))
             case "status 0" | "status 1":  # it ends as `os._exit` ends it
                 self._status[node] = int(fault.kind[-1])
                 self.world.crash(node)
@@ -236,6 +245,12 @@ class SupervisedScenario:
                 self._status[node] = 1
                 self._ends(node, ProcessDied("RuntimeError: the loss is nan"))
                 self.world.crash(node)
+
+    def _breaks(self, node: NodeId, until: float) -> None:
+        """What was sent on a path that is cut has not been acknowledged: its connections break."""
+        for other in self._nodes.values():
+            if self.world.now < until and other != node and self.world.connected(node, other):
+                self.world.break_connection(node, other, closed=False)
 
     # ------------------------------------------------------------------ the engine
 

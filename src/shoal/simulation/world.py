@@ -182,12 +182,16 @@ class World:
             if node in self.nodes:
                 self.handle(self.nodes[node], PeerLost(peer, closed=closed))
 
+    def connected(self, one: NodeId, other: NodeId) -> bool:
+        """Return whether two nodes are connected."""
+        return self._messaging.connected(one, other)
+
     def _redial(self, one: NodeId, other: NodeId) -> None:
         """Replace a connection on which nothing comes, if the peer takes another one."""
         peer = self.nodes.get(other)
         if peer is None or not peer.alive or peer.stopped or self.now < peer.paused_until:
             return
-        if not self._messaging.connected(one, other) or self.network.is_cut(self.now, one, other):
+        if not self.connected(one, other) or self.network.is_cut(self.now, one, other):
             return
         if not self.network.carries(self.now, one, other):
             self.coverage["redialled"] += 1

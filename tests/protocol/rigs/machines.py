@@ -280,7 +280,7 @@ class SchedulerRig(Rig[SchedulerMachine]):
         effects = self.effects
         for node, asked in self.told(ConfirmRows).items():
             effects = effects + self.receive(
-                node, RowsConfirmed(self.incarnation(node), asked.number)
+                node, RowsConfirmed(self.incarnation(node), asked.number, asked.view)
             )
         self.effects = effects
 

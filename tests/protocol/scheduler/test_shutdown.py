@@ -18,6 +18,8 @@ from shoal.protocol.messages import (
 )
 from shoal.tables.spec import TableSpec
 
+VIEW = (9, 9)  # that servers are in, and no older than any
+
 
 @pytest.fixture
 def cluster(rigs):
@@ -61,13 +63,15 @@ def test_a_run_without_servers_ends_at_once(rigs):
 
 def test_the_run_ends_well_only_when_each_server_has_answered_since(cluster):
     finish(cluster, 2, 3)
-    assert cluster.told(ConfirmRows) == {"server-0": ConfirmRows(1)}
+    assert cluster.told(ConfirmRows) == {"server-0": ConfirmRows(1, (1, 1))}
     cluster.receive("server-0", Heartbeat(1, cluster.view.id))  # it may have waited to be read
-    cluster.receive("server-0", RowsConfirmed(1, 0))  # of an earlier scheduler's question
+    cluster.receive("server-0", RowsConfirmed(1, 0, VIEW))  # of an earlier scheduler's question
     assert not cluster.machine.ended
     cluster.at(0.25)
-    assert cluster.told(ConfirmRows) == {"server-0": ConfirmRows(1)}
-    cluster.receive("server-0", RowsConfirmed(1, 1))
+    assert cluster.told(ConfirmRows) == {"server-0": ConfirmRows(1, (1, 1))}
+    cluster.receive("server-0", RowsConfirmed(1, 1, (1, 0)))  # in the view before
+    assert not cluster.machine.ended
+    cluster.receive("server-0", RowsConfirmed(1, 1, (1, 1)))
     assert cluster.told(End) == {"server-0": End("")}
 
 
@@ -84,7 +88,7 @@ def test_rows_that_are_lost_after_the_last_worker_has_finished_end_the_run_with_
     finish_all = [(f"worker-{rank}", 3 + rank) for rank in (0, 1)]
     for node, incarnation in finish_all:
         rig.receive(node, Finish(incarnation))
-    rig.receive("server-0", RowsConfirmed(1, 1))
+    rig.receive("server-0", RowsConfirmed(1, 1, VIEW))
     assert not rig.machine.ended
     if how == "exited":
         rig.receive("engine", DeathReport("here", 11))
@@ -103,10 +107,10 @@ def test_a_scheduler_that_restarts_asks_the_servers_anew(cluster):
     finish(cluster, 2, 3)
     again = cluster.restart()
     again.at(0.0)
-    assert again.told(ConfirmRows) == {"server-0": ConfirmRows(2)}
-    again.receive("server-0", RowsConfirmed(1, 1))  # the answer to the one before
+    assert again.told(ConfirmRows) == {"server-0": ConfirmRows(2, (1, 1))}
+    again.receive("server-0", RowsConfirmed(1, 1, VIEW))  # the answer to the one before
     assert not again.machine.ended
-    again.receive("server-0", RowsConfirmed(1, 2))
+    again.receive("server-0", RowsConfirmed(1, 2, VIEW))
     assert again.machine.ended
 
 
@@ -142,7 +146,7 @@ def test_a_server_that_has_ended_with_status_0_needs_no_farewell(rigs, orderly):
     rig.receive("worker-0", Declare(rig.incarnation("worker-0"), TableSpec("w", 8)))
     rig.promise()
     finish(rig, 2, 3)
-    rig.receive("server-0", RowsConfirmed(1, 1))
+    rig.receive("server-0", RowsConfirmed(1, 1, VIEW))
     assert rig.machine.ended
     rig.receive("engine", DeathReport("here", 10, orderly))
     stops = []

@@ -5,11 +5,19 @@ from itertools import count
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from shoal.protocol.checkpoint_clocks import AT_ONCE, CheckpointClocks
 from shoal.protocol.consistency import Clocks
-from shoal.protocol.machine import Offloaded, Save
-from shoal.protocol.messages import Part, Replicate
+from shoal.protocol.machine import Offloaded, Received, Save, Send
+from shoal.protocol.messages import (
+    SCHEDULER,
+    ConfirmRows,
+    NewView,
+    Part,
+    Replicate,
+    RowsConfirmed,
+)
 from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import Replica
@@ -255,3 +263,56 @@ def test_a_clock_that_jumps_over_many_checkpoints_takes_the_latest(rigs):
     assert time.perf_counter() - began < 1.0  # it would be a loop of so many rounds
     assert len(chain.saved) == AT_ONCE
     assert chain.saved[-1][2] == 1 << 60
+
+
+# ---------------------------------------------------------------------------- the end
+
+
+@pytest.fixture
+def promised(rigs):
+    """Two servers of one chain, and a worker; a view has promised a checkpoint of clock 4."""
+    chain = rigs.Chain(bsp(), workers=1)
+    view(chain, checkpoint_clocks=(4,))
+    return chain
+
+
+def view(chain, ranks=(0, 1), **more):
+    """The next view, on these servers."""
+    chain.view = replace(chain.view, number=chain.view.number + 1, **more)
+    for rank in ranks:
+        chain.receive(rank, SCHEDULER, NewView(chain.view))
+
+
+def confirmed(chain, rank):
+    """Ask a server whether the run may end; return the view in which it may."""
+    effects = chain.servers[rank].handle(Received(SCHEDULER, ConfirmRows(1, chain.view.id)), 0.0)
+    chain._keep(rank, effects)
+    sent = [each.message for each in effects if isinstance(each, Send)]
+    return [each.view for each in sent if isinstance(each, RowsConfirmed)]
+
+
+def test_a_worker_that_takes_the_place_of_the_last_one_comes_to_the_checkpoint(promised):
+    """Seed 40228: it was taken when the last worker died, and lacked what the next one pushed."""
+    before = promised.view.workers
+    view(promised, workers=())
+    promised.deliver()
+    assert promised.saved == []
+    view(promised, workers=before)
+    promised.deliver()
+    for clock in range(4):
+        promised.ask(0, 0, 2 * clock, 1, 1, 1, 1, clock=clock)
+        for rank in (0, 1):
+            promised.ask(rank, 0, 2 * clock + 1, clock=clock, advance=clock + 1)
+        promised.deliver()
+    assert promised.saved == [(1, "w0", 4, [4] * 4)]
+
+
+def test_a_run_does_not_end_before_a_promised_checkpoint_is_taken(promised):
+    """Seed 40952: the last worker was lost, and the run was over before its view had come."""
+    view(promised, ranks=(0,), workers=())
+    assert confirmed(promised, 1) == []  # it is in the view before
+    view(promised, ranks=(0, 1), workers=())
+    assert confirmed(promised, 1) == []  # the head has not told that the rounds are closed
+    promised.deliver()
+    assert confirmed(promised, 1) == confirmed(promised, 0) == [promised.view.id]
+    assert promised.saved == [(1, "w0", 4, [0] * 4)]

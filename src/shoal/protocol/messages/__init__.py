@@ -97,7 +97,7 @@ from shoal.protocol.messages.requests import (
 )
 from shoal.protocol.views import NodeId
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 SCHEDULER: NodeId = "scheduler"
 
 __all__ = [

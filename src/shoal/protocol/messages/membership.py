@@ -331,16 +331,20 @@ class Finished(Body, frozen=True, array_like=True, tag=True):
 
 
 class ConfirmRows(Body, frozen=True, array_like=True, tag=True):
-    """All workers have finished: does this server still hold its rows?"""
+    """All workers have finished: does this server still hold its rows, in that view?"""
 
     number: Number
+    view: ViewId
 
 
 class RowsConfirmed(Body, frozen=True, array_like=True, tag=True):
-    """The server of that incarnation holds its rows. Answer to ConfirmRows of that number."""
+    """The server of that incarnation holds its rows, and has taken all checkpoints that its view
+    has promised. Answer to ConfirmRows of that number.
+    """
 
     incarnation: Number
     number: Number
+    view: ViewId
 
 
 class End(Body, frozen=True, array_like=True, tag=True):

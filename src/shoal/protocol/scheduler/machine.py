@@ -93,7 +93,7 @@ class SchedulerMachine:
         self.ledgers = self._views.ledgers
         self._barriers = Barriers(dict(record.released), self.members, self._persist)
         self._stragglers = Stragglers(options)
-        self._shutdown = Shutdown(options)
+        self._shutdown = Shutdown(options, self._views.term)
         parts = self.members, self._views, self._barriers, self._stragglers, self._shutdown
         self._tools = Tools(*parts, options.slow_s, self._lost)
         self._join_by = self._due = inf
@@ -243,7 +243,8 @@ class SchedulerMachine:
                 out.append(Send(sender, self._shutdown.told))
             return
         if member is None:
-            out.append(Send(sender, End() if sender in self._migration.left else _STRANGER))
+            known = Finished() if isinstance(message, Finish) else End()
+            out.append(Send(sender, known if sender in self._migration.left else _STRANGER))
             return
         over = sender in self.members.finished and isinstance(message, OF_WORK)
         if over or getattr(message, "incarnation", member.incarnation) != member.incarnation:
@@ -275,8 +276,8 @@ class SchedulerMachine:
                 if against:
                     out.append(Send(sender, LeaveRefused(against)))
                 self._views.consider(now, out)
-            case RowsConfirmed(_, number):
-                self._shutdown.answered(sender, number)
+            case RowsConfirmed():
+                self._shutdown.answered(sender, message)
                 self._end_if_done(now, out)
             case Declare(_, spec):
                 self._views.declare(member, spec, now, out)
@@ -358,7 +359,7 @@ class SchedulerMachine:
         if self.view is None or awaited or not waiting.issuperset(self.members.at_work()):
             return
         if not finished.isdisjoint(m.id for m in members.values() if not m.group):
-            confirmed = self._shutdown.ask(self._views.term, self.members.servers(), now, out)
+            confirmed = self._shutdown.ask(self.view.id, self.members.servers(), now, out)
             if confirmed and all(member.id in members for member in self.view.servers):
                 self._end(None, now, out)
         elif not self.options.elastic:

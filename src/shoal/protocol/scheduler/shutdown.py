@@ -12,10 +12,10 @@ from typing import Literal
 
 from shoal.errors import RangeLost, ShoalError
 from shoal.protocol.machine import Effects, Send, Stop
-from shoal.protocol.messages import ConfirmRows, End
+from shoal.protocol.messages import ConfirmRows, End, RowsConfirmed
 from shoal.protocol.messages.reasons import bounded
 from shoal.protocol.scheduler.journal import SchedulerOptions
-from shoal.protocol.views import NodeId
+from shoal.protocol.views import NO_VIEW, NodeId, ViewId
 
 
 class Shutdown:
@@ -27,14 +27,14 @@ class Shutdown:
     asking:  whether all workers have finished, and servers are asked
     """
 
-    def __init__(self, options: SchedulerOptions) -> None:
+    def __init__(self, options: SchedulerOptions, term: int) -> None:
         self.asking = False
+        self._term = term  # which makes each start's question another one
         self._resend_s = options.resend_s
         self._linger_s = options.linger_s
         self._alone_s = options.alone_s
-        self._number = 0
         self._silent: list[NodeId] = []
-        self._answered: set[NodeId] = set()
+        self._answered: dict[NodeId, ViewId] = {}
         self._leaving: dict[NodeId, None] = {}
         self._error: ShoalError | None = None
         self._lost_with: Callable[[Collection[NodeId]], str] = lambda _: ""
@@ -50,23 +50,21 @@ class Shutdown:
     def reason(self) -> str:
         return self._error.message if self._error else ""
 
-    def ask(self, number: int, servers: Collection[NodeId], now: float, out: Effects) -> bool:
-        """Ask the servers that there are for a sign of life; return whether all have given it.
-
-        number:  of the question; another one each time that the scheduler has started
-        """
+    def ask(self, view: ViewId, servers: Collection[NodeId], now: float, out: Effects) -> bool:
+        """Ask the servers of a view for a sign of life; return whether all have given it."""
         if not self.asking:
-            self.asking, self._number, self._again_at = True, number, now
-        self._silent = [node for node in servers if node not in self._answered]
+            self.asking, self._again_at = True, now
+        here = self._answered
+        self._silent = [node for node in servers if here.get(node, NO_VIEW) < view]
         if now >= self._again_at:
             self._again_at = now + self._resend_s
-            out.extend(Send(node, ConfirmRows(self._number)) for node in self._silent)
+            out.extend(Send(node, ConfirmRows(self._term, view)) for node in self._silent)
         return not self._silent
 
-    def answered(self, server: NodeId, number: int) -> None:
+    def answered(self, server: NodeId, message: RowsConfirmed) -> None:
         """A server holds its rows, and was told of the question."""
-        if self.asking and number == self._number:
-            self._answered.add(server)
+        if self.asking and message.number == self._term:
+            self._answered[server] = message.view
 
     def begin(
         self,

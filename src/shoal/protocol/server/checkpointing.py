@@ -27,7 +27,7 @@ from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.operations import Operation
 from shoal.protocol.server.shard_store import ShardStore
-from shoal.protocol.views import View
+from shoal.protocol.views import FOREVER, View
 from shoal.tables.spec import TableSpec
 
 CHAIN_MAX = 16  # a file with all rows, and the files of changed rows that build on it
@@ -51,6 +51,7 @@ class Checkpointer:
         self._clocks = clocks
         self._chains = chains
         self.active = bool(checkpoint_clocks)
+        self._over = False
         self._tables: tuple[str, ...] = ()
         self._failures = 0
         self._taken: dict[int, int] = {}  # by replica: the latest checkpoint clock passed
@@ -60,6 +61,7 @@ class Checkpointer:
         """Adopt a view: a replica that is new here continues after its latest checkpoint clock."""
         self._tables = tuple(spec.name for spec in view.tables if not spec.group)
         self._checkpoint_clocks.adopt(view)
+        self._over &= not any(not member.group for member in view.workers)
         self.active = bool(self._checkpoint_clocks)
         if self.active:
             clock = self._clocks.of("").closed
@@ -96,7 +98,7 @@ class Checkpointer:
 
         Its turn comes in the handler that is suspended.
         """
-        if not self.active or replica.group:
+        if not self.active or replica.group or self._deserted:
             return False
         reached = self._chains.reached(replica, self._clocks.of("").closed)
         clock = self._checkpoint_clocks.due_by(reached)
@@ -171,10 +173,31 @@ class Checkpointer:
 
         Not while long work is under way: it may be on any of the rows.
         """
-        if self.active and not self._long_work.suspended:
+        if self.active and not self._long_work.suspended and not self._deserted:
             clock = self._clocks.of("").closed
             for replica in self._chains.of(""):
                 self.before(replica, self._chains.reached(replica, clock), out)
+
+    def end(self, out: Effects) -> None:
+        """Take the checkpoints that are due: no worker will come."""
+        self._over = True
+        self.reached(out)
+
+    @property
+    def owes(self) -> bool:
+        """Whether a checkpoint that a view has promised is not taken yet."""
+        last = self._checkpoint_clocks.due_by(FOREVER)
+        tails = [each for each in self._chains.of("") if each.tail == self._chains.rank]
+        return any(self._taken.get(each.number, 0) < last for each in tails)
+
+    @property
+    def _deserted(self) -> bool:
+        """Whether the last worker has gone, and the run may go on.
+
+        All rounds are closed then. The next worker may begin with one before a checkpoint clock,
+        whose checkpoint would lack its pushes.
+        """
+        return not len(self._clocks.of("")) and not self._over
 
 
 def _copied(shard: ShardStore, changes: bool) -> tuple[dict[str, Any], bool]:

@@ -33,6 +33,7 @@ from shoal.protocol.machine import (
 from shoal.protocol.messages import (
     SCHEDULER,
     Computing,
+    ConfirmRows,
     Drain,
     Freeze,
     Message,
@@ -236,7 +237,7 @@ class ServerMachine:
         elif isinstance(event, Asked):
             self._asked(event.request_id, event.request, out)
         else:  # a broken connection may come back; only a view removes a member
-            self.session.peer_lost(event.node, self._time.now)
+            self.session.peer_lost(event.node, self._time.now, event.closed)
             self.replication.peer_lost(event.node)
         self._long_work.look(self.replication.replicas.values())
         if not self.frozen:
@@ -281,6 +282,8 @@ class ServerMachine:
             self._view_adoption.freeze(message, out)
         elif isinstance(message, OpenShards):
             self._opening.asked(message, out)
+        elif isinstance(message, ConfirmRows) and self._owes(message, out):
+            out.append(declined("too early", sender, "ConfirmRows"))
         elif isinstance(message, NewView) and self._view_adoption.refused(message.view.id, out):
             out.append(declined("refused view", sender, "NewView"))
         elif isinstance(message, NewView) and message.view.id < self.admission.promised:
@@ -289,6 +292,14 @@ class ServerMachine:
             view = self.session.handle(message, now, out)
             if view is not None:
                 self._view_adoption.adopt(view, out)
+
+    def _owes(self, message: ConfirmRows, out: Effects) -> bool:
+        """Return whether the run may not end: a view or a promised checkpoint is not here."""
+        self.checkpointer.end(out)
+        if self.session.view_id < message.view:
+            self.session.ask_for_view(out)
+            return True
+        return self.checkpointer.owes
 
     def _request(
         self, sender: NodeId, request: Request, payload: Sink | None, out: Effects

@@ -180,6 +180,7 @@ class Supervisor:
 
     def declared_dead(self, name: str, pid: int, how: str, now: float) -> None:
         """The scheduler goes on without a member, whose process may live."""
+        name = self._own_name(name, pid)
         self._gone_on_without.add(name)
         ended = self._unproven.get(pid)
         if how == TOO_SLOW:  # it is told so, and ends at its next call, in any way
@@ -191,6 +192,17 @@ class Supervisor:
             self._kill_at[name] = now + DEAD_S
         elif ended is not None and ended.name == name:
             self._left_undone(pid, now)
+
+    def _own_name(self, name: str, pid: int) -> str:
+        """The name here of a member's process.
+
+        A server that came before its predecessor counted as dead has got another rank than it had
+        asked for.
+        """
+        role = name.partition("-")[0]
+        alike = [own for own, living in self._living.items() if living == pid]
+        alike = [own for own in alike if own.partition("-")[0] == role]
+        return alike[0] if len(alike) == 1 else name
 
     def unfinished(self, pid: int, now: float) -> None:
         """No member has finished its work in a process that has ended.

@@ -98,7 +98,7 @@ class WorkerMachine:
                 self._tick(now, out)
                 self._sender.wake_at(min(self._requests.wakes_at(), self._in_flight.wakes_at()))
         elif isinstance(event, PeerLost):
-            self.session.peer_lost(event.node, now)
+            self.session.peer_lost(event.node, now, event.closed)
             self._in_flight.peer_lost(event.node, now + self.options.behind_s)
             self._sender.wake(now + self.options.behind_s)
         if self.session.ended:

@@ -171,10 +171,15 @@ class SimulatedCluster:
 
     def whole(self) -> bool:
         """Return whether the cluster is repaired and the first group has all its workers."""
+        return self.repaired() and self.manned(stopped=True)
+
+    def manned(self, stopped: bool = False) -> bool:
+        """Return whether all workers of the first group run, or have ended if `stopped`."""
         nodes = self._world.nodes.items()
-        there = [n for n, sim in nodes if n.startswith("worker") and sim.alive]
-        workers = [node for node in there if node not in self.guests]
-        return self.repaired() and len(workers) >= self._plan.workers
+        there = [
+            n for n, s in nodes if s.alive and n.startswith("worker") and (stopped or not s.stopped)
+        ]
+        return len([node for node in there if node not in self.guests]) >= self._plan.workers
 
     def lives(self, server: NodeId) -> bool:
         """Return whether a server runs and the scheduler has not declared it dead."""

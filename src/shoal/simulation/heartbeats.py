@@ -58,6 +58,8 @@ class ProcessHeartbeats:
         machine = scheduler.machine
         assert isinstance(machine, SchedulerMachine)
         member = machine.members.by_id.get(beat.node)
-        if scheduler.alive and member is not None and member.incarnation == beat.incarnation:
+        here = member is not None and member.incarnation == beat.incarnation
+        # while it works it may already be late for the look at which the member is declared dead
+        if scheduler.alive and here and self._world.now >= scheduler.works_until:
             self._heard_at[beat.node] = self._world.now
         self._world.handle(scheduler, Received(f"{beat.node}-heartbeat", beat))

@@ -237,7 +237,8 @@ class Scenario:
         if sim.alive and isinstance(sim.error, LeftAlone):
             self.world.coverage["server left alone"] += 1
             self.world.crash(sim.node)  # to the others it is that
-        if sim.stopped and isinstance(sim.error, ClusterFull) and self.cluster.view is None:
+        refused = sim.stopped and isinstance(sim.error, ClusterFull) and self.cluster.view is None
+        if refused and not self.cluster.manned():
             # its predecessor does not count as dead yet: engines start it again
             self.world.at(self.world.now + RESTART_S, self.faults.replace_worker)
         if sim.node in self.cluster.servers:

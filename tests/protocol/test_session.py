@@ -278,3 +278,26 @@ def test_an_abort_is_repeated_until_the_scheduler_ends_the_run(joined):
     joined.handle(End("worker-0: loss is nan"), 1.3)
     assert isinstance(joined.resolved[7], RunAborted)
     assert joined.tick(2.0) == []
+
+
+def test_a_server_ends_when_the_scheduler_knows_that_it_was_told(rigs):
+    """Its answer may be lost, and the scheduler would take its rows for lost."""
+    server = Talk("server")
+    server.tick(0.0)
+    server.handle(NewView(rigs.view_of()))
+    for _ in range(2):  # the scheduler repeats it
+        assert server.handle(End(""), 1.0) == [Finish(1)]
+        assert not server.session.ended
+    server.handle(Finished(), 1.5)
+    assert server.stop.error is None
+
+
+def test_a_server_ends_without_that_after_the_farewell_time(rigs):
+    server = Talk("server")
+    server.tick(0.0)
+    server.handle(NewView(rigs.view_of()))
+    server.handle(End(""), 1.0)
+    server.wait(5.9)
+    assert not server.session.ended
+    server.wait(6.0)
+    assert server.stop.error is None

@@ -20,6 +20,10 @@ FOUND = {  # seeds that have shown a fault of the product
     302953: "the last fragment of a push came while a checkpoint was due",
     304078: "the end came before others had taken over from a dead server",
     304209: "a server died between its sign of life and the end",
+    40009: "a server's answer to the end was lost, and its rows counted as lost",
+    40094: "a silent server with another rank than its name was not replaced",
+    40228: "a checkpoint was taken when the last worker died, and the next one began before it",
+    40952: "a run ended before a promised checkpoint was taken",
     900042: "a transfer that began anew opened its shard while the view was adopted",
 }
 SHOW = "from shoal.simulation.scenario import simulate; print(simulate(7).trace_hash)"

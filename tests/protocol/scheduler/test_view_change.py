@@ -10,11 +10,13 @@ from shoal.protocol.messages import (
     End,
     Freeze,
     Frozen,
+    GroupProgress,
     Heartbeat,
     Join,
     NewView,
     ViewRefused,
 )
+from shoal.tables.consistency import bsp
 
 
 @pytest.fixture
@@ -117,6 +119,26 @@ def test_a_view_whose_servers_have_died_is_made_at_once(rigs):
     rig.receive("engine", DeathReport("here", 10))
     assert rig.view.number == 2
     assert {"server-1", "worker-0", "worker-1"} <= rig.told(NewView).keys()
+
+
+def test_a_worker_that_left_is_named_as_long_as_its_pushes_wait(rigs):
+    rig = rigs.SchedulerRig(elastic=True)
+    for number, name in enumerate(("server-0", "worker-0", "worker-1"), start=10):
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+    rig.promise()
+    rig.receive("worker-0", Declare(2, rigs.table(bsp())))
+    rig.promise()
+    rig.receive("engine", DeathReport("here", 12))
+    departed = []
+    for waits in (True, True, False):
+        progress = (GroupProgress("", 1, waits=waits),)
+        number = rig.machine._views._proposal.number
+        rig.receive("server-0", Frozen(number, ((2, 1), (3, 4)), progress))
+        rig.adopt()
+        departed.append([(each.id, each.last_clock) for each in rig.view.departed])
+        name = f"worker-{1 + len(departed)}"
+        rig.receive(name, Join(name, "worker", "", "here", process=20 + len(departed)))
+    assert departed == [[("worker-1", 4)], [("worker-1", 4)], []]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from shoal.protocol.server.checkpointing import Checkpointer
 from shoal.protocol.server.long_work.coroutine import LongWork
 from shoal.protocol.server.replica import Replica
 from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.views import Placement
+from shoal.protocol.views import Placement, View
 from shoal.tables.consistency import asp, bsp, ssp
 from shoal.tables.custom.calls import Pairs
 from shoal.tables.custom.shard import handler
@@ -192,6 +192,21 @@ def test_a_failure_while_rows_are_taken_is_not_forgotten():
         saving.reached(out)
         since += [each.since for each in out]
     assert since == [-1, 1, -1]
+
+
+def test_a_checkpoint_is_taken_once_whatever_views_come():
+    """A second file of changes would be built on itself."""
+    spec = TableSpec("w", 4, fragment_rows=4, consistency=bsp())
+    shard = open_shard(spec, spec.keys)
+    replica = Replica(0, 0, Placement(spec.keys, (0, 1)), shard)
+    chains = Chains({0: replica})
+    chains.rank = 1  # the tail, which a round has reached before the head's word of its clock
+    saving = Checkpointer(CheckpointClocks(1), Clocks(), chains, LongWork(count()))
+    out = []
+    for number in (1, 2):
+        saving.adopt(View(1, number, (), (), (spec,)))
+        saving.before(replica, 1, out)
+    assert [each.clock for each in out] == [1]
 
 
 class Saved:

@@ -315,3 +315,10 @@ def test_a_worker_that_was_dropped_may_end_in_any_way(code, told_first):
         assert run.tick() == due
         assert not run.supervisor.failed
         assert not run.supervisor.lost
+
+
+def test_a_silent_server_with_another_rank_than_its_name_is_ended():
+    """It came before its predecessor counted as dead, and got the next free rank."""
+    run = Run()
+    run.supervisor.declared_dead("server-2", run.pids["server-1"], SILENT, run.now)
+    assert run.tick(DEAD_S) == [Kill("server-1")]

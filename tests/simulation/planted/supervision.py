@@ -17,6 +17,10 @@ the_dead_live_on = bug(
     Supervisor, "declared_dead", instead(None),
     "The engine does not hear that the run goes on without a process that lives.",
 )  # fmt: skip
+other_ranks_are_other_processes = bug(
+    Supervisor, "_own_name", lambda right: lambda self, name, pid: name,
+    "A silent server is not ended that has got another rank than it had asked for.",
+)  # fmt: skip
 status_0_is_success = bug(
     Supervisor, "_left_undone", instead(None),
     "A worker that ends with status 0 has done its work, whatever the scheduler says.",

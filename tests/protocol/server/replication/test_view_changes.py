@@ -4,7 +4,15 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange
-from shoal.protocol.messages import SCHEDULER, Drain, NewView, Part, Replicate, Request
+from shoal.protocol.messages import (
+    SCHEDULER,
+    Drain,
+    NewView,
+    Part,
+    Replicate,
+    Request,
+    StateChunk,
+)
 from shoal.protocol.server.replication.chain import Chains
 from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.views import Placement
@@ -63,6 +71,88 @@ def test_it_knows_them_where_the_rows_have_been_cut_since(chain):
     assert rows(chain, 1) == [[3, 4]]
 
 
+def test_it_knows_a_push_of_some_rows_for_no_more_than_these(chain):
+    """The rest of the push comes later: its fragments are streamed."""
+    place(chain, Placement(ALL, (0, 1), syncing_since=3))
+    log = chain.servers[1].admission.logs["worker-0"]
+    assert log.missing(0, Part(0, 0, ROWS)) == [LOW]
+
+
+def test_a_piece_of_another_transfer_is_not_taken(chain):
+    chain.view = replace(
+        chain.view, number=3, placements=((Placement(ALL, (0, 1), syncing_since=3),),)
+    )
+    for rank in (1, 0):
+        chain.receive(rank, SCHEDULER, NewView(chain.view))
+    [chunk] = [each for each in chain.under_way if isinstance(each.message, StateChunk)]
+    chain.under_way.remove(chunk)
+    chain.deliver()
+    [replica] = chain.servers[1].replication.replicas.values()
+    for number, other in enumerate(({"since": 2}, {"at": 1}, {}), chunk.message.number):
+        assert replica.shard.syncing
+        message = replace(chunk.message, number=number, **other)
+        chain.receive(1, "server-0", message, chunk.payload)
+    assert not replica.shard.syncing
+
+
+def test_a_server_that_receives_rows_knows_the_weights_of_their_rounds(rigs):
+    chain = rigs.Chain(bsp())
+    place(chain, Placement(ALL, (0,)))
+    for worker in (0, 1):
+        chain.ask(0, worker, 0, 1, 1, 1, 1, weight=2.0)
+        chain.ask(0, worker, 1, advance=1)
+    place(chain, Placement(ALL, (0, 1), syncing_since=3))
+    weights = [server.executor.rounds.weights("") for server in chain.servers]
+    assert weights == [((0, 4.0),)] * 2
+
+
+def test_a_new_head_drops_what_the_one_before_had_accepted_of_the_dead(rigs):
+    chain = rigs.Chain(bsp())
+    for worker in (0, 1):
+        chain.ask(0, worker, 0, 1, 1, 1, 1)
+    drain(chain)
+    [first, second] = chain.view.workers
+    gone = replace(first, last_clock=0)
+    chain.view = replace(chain.view, workers=(second,), departed=(gone,))
+    chain.without(0)
+    assert senders(chain, 1) == ["worker-1"]
+
+
+def test_a_new_head_counts_what_a_worker_had_finished_before_it_left(rigs):
+    chain = rigs.Chain(bsp())
+    for worker in (0, 1):
+        chain.ask(0, worker, 0, 1, 1, 1, 1)
+    drain(chain)
+    [first, second] = chain.view.workers
+    gone = replace(first, last_clock=1)
+    chain.view = replace(chain.view, workers=(second,), departed=(gone,))
+    chain.without(0)
+    assert senders(chain, 1) == ["worker-0", "worker-1"]
+
+
+def test_a_worker_that_dies_weighs_in_no_round_that_it_had_not_finished(rigs):
+    chain = rigs.Chain(bsp(), length=1)
+    for worker in (0, 1):
+        chain.ask(0, worker, 0, 1, 1, 1, 1, weight=3.0 - worker)
+    [first, second] = chain.view.workers
+    departed = (replace(first, last_clock=0),)
+    chain.view = replace(chain.view, workers=(second,), departed=departed)
+    chain.without()
+    chain.ask(0, 1, 1, advance=1)
+    assert chain.servers[0].executor.rounds.weights("") == ((0, 2.0),)
+
+
+def drain(chain):
+    """Have heads tell the next servers what waits for rounds."""
+    for member in chain.view.servers:
+        chain.receive(member.rank, SCHEDULER, Drain((1, chain.view.number + 1)))
+    chain.deliver()
+
+
+def senders(chain, rank):
+    return sorted(each.sender for each in chain.servers[rank].executor.rounds.entries())
+
+
 def test_a_transfer_that_has_begun_anew_sends_all_rows(chain):
     for number in (3, 4):  # the syncing replica is dropped in between
         place(chain, Placement(ALL, (0, 1), syncing_since=number))
@@ -75,9 +165,7 @@ def test_a_new_head_weighs_and_rates_what_the_one_before_had_accepted_as_it_did(
     chain = rigs.Chain(bsp())
     sent = {"weight": 3.0, "rates": (0.5,)}
     assert chain.ask(0, 0, 0, 1, 1, 1, 1, **sent) == [("worker-0", 0, "accepted")]
-    for rank in (0, 1):
-        chain.receive(rank, SCHEDULER, Drain((1, 2)))
-    chain.deliver()
+    drain(chain)
     chain.without(0)
     [entry] = chain.servers[1].executor.rounds.entries()
     assert (entry.weight, [part.lr for part in entry.parts]) == (3.0, [0.5])

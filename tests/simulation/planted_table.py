@@ -82,7 +82,7 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "one_ledger",  # a unit test has it
     "placed_shards_stay_open",  # seed 900042 has it, and a unit test
     "parts_not_cut",  # a unit test has it
-    "pushes_stream_into_a_checkpoint",  # seed 40371 has it
+    "pushes_stream_into_a_checkpoint",  # a unit test has it
     "rate_lost_in_takeover",  # a unit test has it
     "silence_is_consent",  # a unit test has it
     "timed_out_push_dropped",  # a unit test has it

@@ -37,14 +37,14 @@ class Server:
         self.specs = specs
         self.adopt(1)
 
-    def adopt(self, number, joining=False):
+    def adopt(self, number, joining=False, **more):
         """A view, in which another server may be about to get all rows."""
         servers, workers = (Member("s", "server", 0, 1),), (Member("w", "worker", 0, 2),)
         placements = tuple(place(spec, servers, 1, 0) for spec in self.specs)
         if joining:
             servers = (*servers, Member("t", "server", 1, 3))
             placements = ((Placement(KeyRange(0, ROWS), (0, 1), syncing_since=number),),)
-        view = View(1, number, servers, workers, self.specs, placements)
+        view = View(1, number, servers, workers, self.specs, placements, **more)
         self.machine.handle(Received("scheduler", NewView(view)), 0.0)
         self.view = (1, number)
 
@@ -126,6 +126,18 @@ def test_no_checkpoint_of_its_clock_or_before_contains_a_streamed_push_under_ssp
     assert land.sink.by_view
     land()
     assert server.machine.replication.replicas[0].closed == 1
+
+
+def test_a_fragment_is_not_applied_while_a_checkpoint_is_due():
+    """Its turn comes in the handler that has moved the clock: seed 40371."""
+    server = Server(table())
+    server.adopt(2, checkpoint_clocks=(1,))
+    land = server.begin(server.request(0), ones())
+    land()
+    server.machine.clocks.of("").advance(2, 1)
+    land()
+    assert server.rows() == [1] * FRAGMENT + [0] * (ROWS - FRAGMENT)
+    assert land.sink.revoked
 
 
 def test_two_copies_at_once_are_applied_once():

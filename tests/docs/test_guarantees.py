@@ -9,6 +9,7 @@ from run_blocks import ROOT
 
 from shoal.cli import main
 from shoal.simulation.faults.schedule import FAULT_NAMES
+from tests.tools.losses import table
 
 PAGE = (ROOT / "docs/guarantees.md").read_text()
 SIMULATION = ROOT / "src/shoal/simulation"
@@ -93,6 +94,10 @@ def test_everything_that_is_named_exists(heading):
         shown = re.split(r"; |\(", evidence_of(line))[0]  # what follows says what is not tested
         for name in re.findall(r"`([^`]+)`", shown):
             assert not problem_of(name), line
+
+
+def test_the_matrix_of_losses_is_what_its_tool_expects():
+    assert table() in PAGE
 
 
 def test_all_checkers_are_listed():

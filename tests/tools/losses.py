@@ -1,6 +1,7 @@
 """What becomes of a run when one of its processes is lost: a matrix on real processes.
 
     python -m tests.tools.losses [--only TEXT] [--jobs 2] [--json]
+    python -m tests.tools.losses --table     prints what is promised, as docs/guarantees.md has it
 
 A cell is (how a process is lost) x (its role) x (--on-worker-loss) x (the command). Each run has
 two workers, two servers and two replicas, and a failure timeout of 3 s. Its outcome is the exit
@@ -38,6 +39,7 @@ LIMIT_S = 240.0  # members give a scheduler up that is silent for 120 s
 STEPS, STRUCK_AT = 40, 8
 OUTSIDE = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "stopped and back": signal.SIGSTOP}
 CUT = "disconnected and back"
+EVIDENCE = "`tests/tools/losses.py`"
 HOSTS = Lock()  # names of network namespaces are this process's
 TOKEN = secrets.token_urlsafe(24)
 MEMBERS = ("scheduler", "server-0", "server-1", "worker-0", "worker-1")
@@ -160,6 +162,26 @@ def expected(cell: Cell) -> tuple[bool, list[int]]:
     if cell.option == "drop":
         return True, [0]
     return False, []
+
+
+def table() -> str:
+    """What is promised, in Markdown: a line for all losses of a role with the same outcomes."""
+    options = list(dict.fromkeys(option for of in OPTIONS.values() for option in of))
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for role, how in dict.fromkeys((each.role, each.how) for each in cells()):
+        said = [_in_words(expected(Cell("train", option, role, how))) for option in options]
+        rows.setdefault((role, *said), []).append(how)
+    lines = [["a process", "is lost", *(f"`{each}`" for each in options), "shown by"]]
+    lines.append(["---"] * len(lines[0]))
+    lines += [[role, ", ".join(hows), *said, EVIDENCE] for (role, *said), hows in rows.items()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _in_words(outcome: tuple[bool, list[int]]) -> str:
+    well, done = outcome
+    if not well:
+        return "an error"
+    return "status 0, all data are done" if len(done) > 1 else "status 0, without its data"
 
 
 # ---------------------------------------------------------------------------- runs
@@ -340,7 +362,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="cells whose names have this")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--table", action="store_true")
     asked = parser.parse_args(arguments)
+    if asked.table:
+        print(table(), end="")
+        return 0
     chosen = [each for each in cells() if asked.only in each.name]
     failed = 0
     told = {}

@@ -104,7 +104,7 @@ class Session:
         self._join = Join(me, role, address, host, rank, process, *more)
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
-        self._ends_by = inf  # this server was told of the end
+        self.ends_by = inf  # set once this server was told of the end, and has said so
         self._heard_at = -inf
         self._held_up_s = 0.0  # since then
         self.unanswered = Unanswered(self._listens_at)
@@ -240,7 +240,7 @@ class Session:
             error = RunAborted(f"the scheduler has not answered for {self.options.silence_s:g} s")
             self.stop(out, error)
             return
-        if now >= self._ends_by:
+        if now >= self.ends_by:
             self.stop(out, None)
             return
         if now >= self._farewell_at:
@@ -293,7 +293,7 @@ class Session:
         given_up_at = self.silent_since + self.options.silence_s
         limit = self._join_by if self.view is None else given_up_at
         return min(
-            limit, self._again_at, self._questions.wakes_at(), self._farewell_at, self._ends_by
+            limit, self._again_at, self._questions.wakes_at(), self._farewell_at, self.ends_by
         )
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
@@ -325,7 +325,7 @@ class Session:
                 self.answered(f"checkpoint {number}", out, Outcome(value=message))
             case CheckpointRefused(number, reason):
                 self.answered(f"checkpoint {number}", out, Outcome(error=Refused(reason)))
-            case Finished() if self._ends_by < inf:
+            case Finished() if self.ends_by < inf:
                 self.stop(out, None)
             case Finished():
                 self.answered("finish", out)
@@ -336,7 +336,7 @@ class Session:
                 if error or self.role == "worker":
                     self.stop(out, _ENDS[kind](error) if error else None)
                 else:  # the scheduler repeats this until it has the answer
-                    self._ends_by = min(self._ends_by, now + self.options.farewell_s)
+                    self.ends_by = min(self.ends_by, now + self.options.farewell_s)
             case LeaveRefused(reason):
                 out.append(Note("stays", {"reason": reason}))
                 self.answered("leave", out, Outcome(error=Refused(reason)))

@@ -267,7 +267,8 @@ class Scenario:
         error = self.world.nodes[SCHEDULER].error
         ended = error.message if error is not None else ""
         nodes, lost_nodes = self.world.nodes, self.cluster.lost
-        gone = [n for n in self.cluster.servers if not nodes[n].alive or n in lost_nodes]
+        there = [n for n, each in self.cluster.servers.items() if each.session.ends_by == inf]
+        gone = [n for n in there if not nodes[n].alive or n in lost_nodes]
         view = self.cluster.view
         if view is None and gone and ended:
             self.world.coverage["end before the first view"] += 1

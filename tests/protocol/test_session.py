@@ -238,6 +238,17 @@ def test_a_finish_without_an_answer_resolves_after_the_farewell_time(joined):
     assert joined.resolved == {1: None}
 
 
+def test_that_time_begins_when_the_connection_is_closed(joined):
+    """A scheduler whose path was cut closes the old connection, and answers on the next."""
+    joined.session.asked(1, FinishWork(), 0, 0.0, [])
+    joined.wait(7.0)
+    joined.session.peer_lost(SCHEDULER, 7.0, closed=True)
+    joined.wait(11.9)
+    assert joined.resolved == {}
+    joined.wait(12.0)
+    assert joined.resolved == {1: None}
+
+
 @pytest.mark.parametrize("how", ["stands still", "is cut off"])
 def test_a_finish_waits_for_the_scheduler(joined, how):
     """It would take this worker for dead, or end the run without having asked the servers."""

@@ -35,6 +35,7 @@ import msgspec
 from shoal.engines.hosts import Hosts
 
 TIMEOUT_S, BACK_S = 3, 5.0
+CTR_BACK_S = 13.0  # its failure timeout is 10 s
 LIMIT_S = 240.0  # members give a scheduler up that is silent for 120 s
 STEPS, STRUCK_AT = 40, 8
 OUTSIDE = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "stopped and back": signal.SIGSTOP}
@@ -100,7 +101,7 @@ MODEL = """
             if self.training:
                 strike(rank(), self.steps)
                 self.steps += 1
-            return super().forward(x)
+            return super().forward(x.flatten(1))
 
     def load():
         return Net(64, 10)
@@ -249,12 +250,12 @@ def wait(true: Callable[[], Any], process: subprocess.Popen[str]) -> bool:
     return True
 
 
-def strike(pid: int, how: str) -> None:
+def strike(pid: int, how: str, back_s: float = BACK_S) -> None:
     """Do to a process what is done from outside."""
     if how in OUTSIDE:
         os.kill(pid, OUTSIDE[how])
     if how == "stopped and back":
-        time.sleep(BACK_S)  # the fault lasts so long
+        time.sleep(back_s)  # the fault lasts so long
         with suppress(ProcessLookupError):  # the engine has ended it
             os.kill(pid, signal.SIGCONT)
 
@@ -266,7 +267,7 @@ def of_a_command(cell: Cell, folder: Path) -> Outcome:
         process = subprocess.Popen(command, stdout=told, stderr=told, text=True)
         if cell.how in OUTSIDE and wait(run.began, process):
             name = "scheduler" if cell.role == "scheduler" else f"{cell.role}-1"
-            strike(run.pid(name), cell.how)
+            strike(run.pid(name), cell.how, CTR_BACK_S if cell.command == "ctr" else BACK_S)
         status = _end(process)
     return Outcome(status, run.done(), (folder / "told").read_text()[-300:])
 

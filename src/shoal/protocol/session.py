@@ -109,7 +109,7 @@ class Session:
         self._held_up_s = 0.0  # since then
         self.unanswered = Unanswered(self._listens_at)
         self.cut_off = False  # the connection to the scheduler broke; it was not heard of since
-        self._closed = False  # by the scheduler's host; its path was not silent
+        self._closed_at = inf  # when the scheduler's host did that; its path was not silent
         self._due = -inf  # nothing is due before; it may be earlier than necessary
         self._generations: dict[str, int] = {}
         self._questions = Questions(self.options.resend_s)
@@ -270,8 +270,8 @@ class Session:
     @property
     def _farewell_at(self) -> float:
         """When the end of this member's work needs no answer any more: it has ended, it seems."""
-        ended = self._closed and self.cut_off and "finish" in self._questions
-        return self._heard_at + self.options.farewell_s if ended else inf
+        gone = self.cut_off and "finish" in self._questions
+        return self._closed_at + self.options.farewell_s if gone else inf
 
     @property
     def _pause(self) -> float:
@@ -280,7 +280,7 @@ class Session:
     def peer_lost(self, node: NodeId, now: float, closed: bool) -> None:
         """Reconnect to the scheduler, which never connects to members, after it restarted."""
         if node == SCHEDULER and self.view is not None and not self.ended:
-            self.cut_off, self._closed = True, closed
+            self.cut_off, self._closed_at = True, now if closed else inf
             self._again_at = min(self._again_at, now + self._pause)
             self._due = min(self._due, self._again_at)
 

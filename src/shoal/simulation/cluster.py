@@ -249,7 +249,7 @@ class SimulatedCluster:
         servers = self.servers.values()
         if any(machine.frozen for machine in servers):
             return "view change"
-        if any(machine.waiting() for machine in servers):
+        if any(machine.wait_queue.pulls for machine in servers):
             return "waiting"
         return "open round" if any(machine.executor.rounds for machine in servers) else "quiet"
 

@@ -315,15 +315,15 @@ def check_waiting(node: NodeId, machine: ServerMachine) -> None:
 
     `visitor`: a pull that reads only tables of other groups does not wait.
     """
-    waiting = machine.waiting()
+    waiting = machine.wait_queue.waiting()
     logs = machine.admission.logs.values()
     recorded = sum(list(log.outcomes.values()).count("waiting") for log in logs)
     if recorded != len(waiting):
         text = f"{node} recorded {recorded} waiting pulls and queues {len(waiting)}"
         raise violated("forgotten", text)
-    for request, reason in waiting:
+    for request, reason, _ in waiting:
         if not reason and not machine.frozen:
-            raise violated("forgotten", f"{request} waits at {node} for no reason")
+            raise violated("forgotten", f"{describe(request)} waits at {node} for no reason")
     replicas = machine.replication.replicas
     for admitted in (each.admitted for each in machine.wait_queue.pulls.values()):
         pulled = [number for number, _, _ in admitted.footprint.pulls]

@@ -38,6 +38,7 @@ TIMEOUT_S, BACK_S = 3, 5.0
 CTR_BACK_S = 13.0  # its failure timeout is 10 s
 LIMIT_S = 240.0  # members give a scheduler up that is silent for 120 s
 STEPS, STRUCK_AT = 40, 8
+DIGITS, BATCH = 1437, 18  # samples of digits that are trained on, and of a step
 OUTSIDE = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "stopped and back": signal.SIGSTOP}
 CUT = "disconnected and back"
 EVIDENCE = "`tests/tools/losses.py`"
@@ -211,7 +212,7 @@ class Run:
             case "train":
                 path = self.folder / "net.py"
                 path.write_text(self.strikes + dedent(MODEL))
-                sizes = ["--epochs", "1", "--batch-size", "18"]
+                sizes = ["--epochs", "1", "--batch-size", str(BATCH)]
                 return ["train", "digits", *common, *sizes, "--model", f"{path}:load"]
             case _:
                 path = self.folder / "train.libsvm"
@@ -237,8 +238,15 @@ class Run:
     def done(self) -> list[int]:
         if self.cell.command in ("run", "by hand"):
             return [rank for rank in range(2) if (self.folder / f"done-{rank}").exists()]
-        results = self.folder.glob("runs/*/workers/*/result.json")
-        return sorted(int(each.parent.name) for each in results)
+        results = {
+            int(path.parent.name): json.loads(path.read_text()).get("samples", 0)
+            for path in self.folder.glob("runs/*/workers/*/result.json")
+        }
+        if self.cell.option == "reassign" and [*results] == [0]:
+            # the others do what worker 1 has not: all but the steps that it had begun
+            begun = int((self.folder / "at-1").read_text()) + 1
+            return [0, 1] if results[0] + begun * BATCH >= DIGITS else [0]
+        return sorted(results)
 
 
 def wait(true: Callable[[], Any], process: subprocess.Popen[str]) -> bool:

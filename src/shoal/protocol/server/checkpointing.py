@@ -61,7 +61,8 @@ class Checkpointer:
         """Adopt a view: a replica that is new here continues after its latest checkpoint clock."""
         self._tables = tuple(spec.name for spec in view.tables if not spec.group)
         self._checkpoint_clocks.adopt(view)
-        self._over &= not any(not member.group for member in view.workers)
+        if any(not member.group for member in view.workers):
+            self._over = False
         self.active = bool(self._checkpoint_clocks)
         if self.active:
             clock = self._clocks.of("").closed

@@ -65,6 +65,7 @@ def test_a_resumed_run_has_the_losses_of_the_uninterrupted_one(whole, tmp_path):
 
 def test_a_run_resumed_from_a_timed_checkpoint_has_the_same_losses(tmp_path):
     more = ["--lr", "0.01", "--epochs", "30", "--batch-size", "16", "--checkpoint-every-s", "0.2"]
+    more += ["--keep-checkpoints", "0"]  # the last ones may all be near the end
     whole = train("digits", "--servers", 2, "--replicas", 2, *more, "--out", tmp_path)
     clocks = sorted(int(each.name) for each in (whole.path / "checkpoints").iterdir())
     assert len(clocks) > 2

@@ -234,7 +234,8 @@ class Session:
         if self.view is None and now >= self._join_by:
             if self.group and self.incarnation:  # the group must not count on this worker
                 out.append(Send(SCHEDULER, Finish(self.incarnation)))
-            self.stop(out, JoinTimeout(self.options.too_late(self.name, self.incarnation > 0)))
+            name = self.name if self.incarnation else self.role
+            self.stop(out, JoinTimeout(self.options.too_late(name, self.incarnation > 0)))
             return
         if self.view is not None and now >= self.silent_since + self.options.silence_s:
             error = RunAborted(f"the scheduler has not answered for {self.options.silence_s:g} s")

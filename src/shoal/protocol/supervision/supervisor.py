@@ -200,9 +200,8 @@ class Supervisor:
         asked for.
         """
         role = name.partition("-")[0]
-        alike = [own for own, living in self._living.items() if living == pid]
-        alike = [own for own in alike if own.partition("-")[0] == role]
-        return alike[0] if len(alike) == 1 else name
+        living = [own for own, at in self._living.items() if at == pid and own.startswith(role)]
+        return living[0] if len(living) == 1 else name
 
     def unfinished(self, pid: int, now: float) -> None:
         """No member has finished its work in a process that has ended.

@@ -8,7 +8,7 @@ import pytest
 from shoal.simulation.scenario import simulate
 
 pytestmark = pytest.mark.seeds
-FOUND = {  # seeds that have shown a fault of the product
+FOUND = {  # seeds that have shown a fault, of the product or of a checker
     5182: "a promised checkpoint was jumped over when a slow worker was dropped",
     40371: "a push streamed into rows of which a checkpoint was due",
     40451: "a removed server read memory that had been given back",
@@ -25,6 +25,7 @@ FOUND = {  # seeds that have shown a fault of the product
     40228: "a checkpoint was taken when the last worker died, and the next one began before it",
     40952: "a run ended before a promised checkpoint was taken",
     900042: "a transfer that began anew opened its shard while the view was adopted",
+    3867826514: "a server left alone was noticed 9 s after a stopped scheduler ran again",
 }
 SHOW = "from shoal.simulation.scenario import simulate; print(simulate(7).trace_hash)"
 

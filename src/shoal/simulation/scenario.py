@@ -236,7 +236,7 @@ class Scenario:
     def _on_event(self, sim: SimNode) -> None:
         if sim.alive and isinstance(sim.error, LeftAlone):
             self.world.coverage["server left alone"] += 1
-            self.world.crash(sim.node)  # to the others it is that
+            self.faults.deaths.late(sim.node)  # to the others it has crashed
         refused = sim.stopped and isinstance(sim.error, ClusterFull) and self.cluster.view is None
         if refused and not self.cluster.manned():
             # its predecessor does not count as dead yet: engines start it again

@@ -25,7 +25,7 @@ class ServerDeaths:
     """Crashes the servers of one seed.
 
     healed:    whether all faults have ended
-    late_at:   when the crash of a server after the last push is known, at the latest
+    late_at:   when a crash that may follow the other faults is known, at the latest
     """
 
     def __init__(
@@ -84,8 +84,16 @@ class ServerDeaths:
         sim = self._world.nodes[victim]
         if sim.alive and not sim.stopped:
             self._count("crash server at the end")
-            self.late_at = self._world.now + ASLEEP_S + ALONE_S  # until it may be noticed
-            self._world.crash(victim)
+            self.late(victim)
+
+    def late(self, victim: NodeId) -> None:
+        """Crash a server, perhaps after the other faults: its death is noticed later than theirs.
+
+        A scheduler that runs again reads its last messages first, and waits from then.
+        """
+        runs_at = max(self._world.now, self._world.nodes[SCHEDULER].paused_until)
+        self.late_at = runs_at + ALONE_S
+        self._world.crash(victim)
 
     def _crash(self, victim: NodeId) -> None:
         sim = self._world.nodes[victim]

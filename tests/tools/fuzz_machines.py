@@ -38,8 +38,8 @@ from shoal.protocol.messages import (
     StateChunk,
 )
 from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.server.chains.validation import problem_of
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.replication.lawful import problem_of
 from shoal.simulation.node import SimNode
 from shoal.simulation.scenario import Scenario
 from shoal.simulation.workloads.all_reduce import RingScenario

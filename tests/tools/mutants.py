@@ -76,14 +76,14 @@ MUTANTS = [
     ),
     Mutant(
         "an acknowledgement of what is not applied yet",
-        "protocol/server/replication/chain.py",
+        "protocol/server/chains/chain.py",
         "return ReplicateAck(self._view, incoming.expected, done)",
         "return ReplicateAck(self._view, incoming.expected + len(incoming.early), done)",
         "tests/protocol/server/replication",
     ),
     Mutant(
         "a push counts as done before its tail has it",
-        "protocol/server/request_log.py",
+        "protocol/server/state/request_log.py",
         "if not 0 <= part.version <= part.replica.done]",
         "if not 0 <= part.version]",
         "tests/protocol/server",
@@ -104,7 +104,7 @@ MUTANTS = [
     ),
     Mutant(
         "footprints of an earlier view are used",
-        "protocol/server/admission.py",
+        "protocol/server/requests/admission.py",
         "        self._footprints.clear()\n        if changed:",
         "        if changed:",
         "tests/protocol/server",

@@ -17,7 +17,7 @@ from shoal.client.places import scheduler_at
 from shoal.client.sparse.row_cache import MAX_ROWS, RowCache, check_bounds
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import SLOTS, KeyRange
-from shoal.protocol.server.shard_store import ShardStore
+from shoal.protocol.server.state.shard_store import ShardStore
 from shoal.storage.held_file import is_abandoned
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards

@@ -157,8 +157,8 @@ def run_server(**given: Any) -> None:
 
     from shoal.protocol.checkpoint_clocks import CheckpointClocks
     from shoal.protocol.server.machine import ServerMachine
-    from shoal.protocol.server.opening import MemoryOptions
-    from shoal.protocol.server.shard_store import OpenStore
+    from shoal.protocol.server.requests.memory import MemoryOptions
+    from shoal.protocol.server.state.shard_store import OpenStore
     from shoal.storage.shards import SavedShards, save_shards
     from shoal.tables.opening import bytes_needed, open_shard
 

@@ -18,7 +18,7 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.rows.placement import replicas_of
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.shard_store import ShardStore
+from shoal.protocol.server.state.shard_store import ShardStore
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker.machine import WorkerMachine

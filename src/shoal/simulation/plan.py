@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.protocol.server.replication.link import ReplicationOptions
+from shoal.protocol.server.chains.link import ReplicationOptions
 from shoal.protocol.session_options import SessionOptions
 from shoal.protocol.worker.options import WorkerOptions
 from shoal.simulation.network import NetworkOptions

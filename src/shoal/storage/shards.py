@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shoal.errors import AccessFailed, DataCorrupt, InvalidValue
 from shoal.keys import KeyRange, tiles
-from shoal.protocol.server.shard_store import OpenStore, ShardStore
+from shoal.protocol.server.state.shard_store import OpenStore, ShardStore
 from shoal.protocol.views import NO_VIEW, ViewId
 from shoal.storage.shard_files import (
     LAYOUT,

@@ -11,7 +11,7 @@ from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.machine import Discard, Effects, Received, Save, Send, Sink, Ticked
 from shoal.protocol.messages import SCHEDULER, Message, NewView, Part, Reply, Request
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.shard_store import OpenStore
+from shoal.protocol.server.state.shard_store import OpenStore
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, Placement
 from shoal.tables.consistency import Consistency

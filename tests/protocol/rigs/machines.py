@@ -45,7 +45,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.shard_store import OpenStore
+from shoal.protocol.server.state.shard_store import OpenStore
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, Role, View, ViewId
 from shoal.protocol.worker.machine import WorkerMachine

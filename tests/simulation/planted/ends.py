@@ -7,7 +7,7 @@ from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.messages import End
 from shoal.protocol.scheduler import checkpoint_plan
 from shoal.protocol.scheduler.shutdown import Shutdown
-from shoal.protocol.server.checkpointing import Checkpointer
+from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER
 from tests.simulation.planted.patches import bug, instead

@@ -6,12 +6,12 @@ from unittest.mock import patch
 from shoal.protocol.messages import Frozen
 from shoal.protocol.scheduler import membership as membership_module
 from shoal.protocol.scheduler.leases.ledgers import LeaseLedgers
-from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.server.replication.link import Link
-from shoal.protocol.server.replication.replicas import Replicas
-from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.wait_queue import WaitQueue
+from shoal.protocol.server.chains.chain import Chains
+from shoal.protocol.server.chains.link import Link
+from shoal.protocol.server.requests.checkpointing import Checkpointer
+from shoal.protocol.server.requests.wait_queue import WaitQueue
+from shoal.protocol.server.state.replicas import Replicas
+from shoal.protocol.server.state.rounds import Rounds
 
 
 @contextmanager

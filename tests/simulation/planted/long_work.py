@@ -6,10 +6,10 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from shoal.protocol.messages import Freeze, NewView, Replicate, Request
-from shoal.protocol.server.executor import Applier
-from shoal.protocol.server.long_work.interim import Interim
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.wait_queue import WaitQueue
+from shoal.protocol.server.requests.executor import Applier
+from shoal.protocol.server.requests.interim import Interim
+from shoal.protocol.server.requests.wait_queue import WaitQueue
 from shoal.simulation import plan
 from tests.simulation.planted.patches import bug, instead
 

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from shoal.protocol.scheduler.rows.rebalance import Moves
 from shoal.protocol.scheduler.table_catalog import Openings
 from shoal.protocol.scheduler.view_change import ViewChange
-from shoal.protocol.server.opening import ShardOpening
 from shoal.protocol.server.view_change.adoption import ViewAdoption
+from shoal.protocol.server.view_change.opening import ShardOpening
 from shoal.protocol.server.view_change.thaw import Thaw
 from tests.simulation.planted.patches import bug, instead
 

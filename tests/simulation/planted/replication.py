@@ -10,17 +10,17 @@ from shoal.protocol.messages import Request
 from shoal.protocol.scheduler import membership as membership_module
 from shoal.protocol.scheduler.rows import losses
 from shoal.protocol.scheduler.rows.rebalance import Migration
-from shoal.protocol.server.admission import Admission, Ends
-from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.executor import Applier, Executor
-from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.server.replication.link import Link
-from shoal.protocol.server.replication.operations import Check
+from shoal.protocol.server.chains.chain import Chains
+from shoal.protocol.server.chains.link import Link
+from shoal.protocol.server.chains.operations import Check
 from shoal.protocol.server.replication.replay import Replayer
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
-from shoal.protocol.server.request_log import RequestLog
-from shoal.protocol.server.wait_queue import WaitQueue
+from shoal.protocol.server.requests.admission import Admission, Ends
+from shoal.protocol.server.requests.checkpointing import Checkpointer
+from shoal.protocol.server.requests.executor import Applier, Executor
+from shoal.protocol.server.requests.wait_queue import WaitQueue
+from shoal.protocol.server.state.request_log import RequestLog
 from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import machine as worker_module
 from shoal.protocol.worker.in_flight import InFlight

@@ -12,12 +12,12 @@ from shoal.protocol.messages import NewView, Request
 from shoal.protocol.requests import Scan
 from shoal.protocol.scheduler.leases.ledger import Granted, Leases, LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine
-from shoal.protocol.server import wait_queue as wait_queue_module
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.executor import Executor
-from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.staging import RequestStaging
-from shoal.protocol.server.wait_queue import WaitQueue
+from shoal.protocol.server.requests import wait_queue as wait_queue_module
+from shoal.protocol.server.requests.admission import Admission
+from shoal.protocol.server.requests.executor import Executor
+from shoal.protocol.server.requests.staging import RequestStaging
+from shoal.protocol.server.requests.wait_queue import WaitQueue
+from shoal.protocol.server.state.rounds import Rounds
 from shoal.protocol.views import FOREVER
 from shoal.protocol.worker import routing as routing_module
 from shoal.protocol.worker import slot_order

@@ -3,9 +3,9 @@
 from math import inf
 
 from shoal.protocol.consistency import Clocks, VectorClock
-from shoal.protocol.server.executor import Executor
-from shoal.protocol.server.round_closing import RoundCloser
-from shoal.protocol.server.wait_queue import WaitQueue
+from shoal.protocol.server.requests.executor import Executor
+from shoal.protocol.server.requests.round_closing import RoundCloser
+from shoal.protocol.server.requests.wait_queue import WaitQueue
 from shoal.protocol.views import FOREVER
 from tests.simulation.planted.patches import bug, instead
 

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from shoal.protocol.server.replication.operations import Operation
+from shoal.protocol.server.chains.operations import Operation
 from shoal.protocol.worker import rerouting as rerouting_module
 from shoal.tables.dense.shard import DenseShard
 

@@ -7,18 +7,18 @@ from msgspec.structs import replace
 
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.scheduler import view_change as view_change_module
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.replica import Replica
-from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.server.replication.operations import Operation
+from shoal.protocol.server.chains.chain import Chains
+from shoal.protocol.server.chains.operations import Operation
 from shoal.protocol.server.replication.replay import Replayer
-from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
-from shoal.protocol.server.request_log import RequestLog
-from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.wait_queue import WaitQueue
+from shoal.protocol.server.requests.admission import Admission
+from shoal.protocol.server.requests.wait_queue import WaitQueue
+from shoal.protocol.server.state.replica import Replica
+from shoal.protocol.server.state.replicas import Replicas
+from shoal.protocol.server.state.request_log import RequestLog
+from shoal.protocol.server.state.rounds import Rounds
 from shoal.protocol.views import FOREVER
 from shoal.tables.dense.shard import DenseShard
 from tests.simulation.planted.patches import bug, first, instead, replaced, then

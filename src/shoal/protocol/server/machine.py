@@ -51,26 +51,27 @@ from shoal.protocol.messages import (
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.requests import EnterBarrier, GoAway
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.departure import Departure
-from shoal.protocol.server.executor import Applier, Executor
-from shoal.protocol.server.long_work.coroutine import LONG_BYTES, LongWork
-from shoal.protocol.server.long_work.interim import Interim
-from shoal.protocol.server.opening import MemoryOptions, ShardOpening, TableMemory
-from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.server.replication.link import ReplicationOptions
-from shoal.protocol.server.replication.replicas import Replicas
+from shoal.protocol.server.chains.chain import Chains
+from shoal.protocol.server.chains.link import ReplicationOptions
 from shoal.protocol.server.replication.replication import Replication
-from shoal.protocol.server.request_handler import RequestHandler, declined
-from shoal.protocol.server.round_closing import RoundCloser
-from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.shard_store import OpenStore, ShardStore
-from shoal.protocol.server.staging import AdmittedRequest, RequestStaging
+from shoal.protocol.server.requests.admission import Admission
+from shoal.protocol.server.requests.checkpointing import Checkpointer
+from shoal.protocol.server.requests.executor import Applier, Executor
+from shoal.protocol.server.requests.interim import Interim
+from shoal.protocol.server.requests.long_work import LONG_BYTES, LongWork
+from shoal.protocol.server.requests.memory import MemoryOptions, TableMemory
+from shoal.protocol.server.requests.request_handler import RequestHandler, declined
+from shoal.protocol.server.requests.round_closing import RoundCloser
+from shoal.protocol.server.requests.staging import AdmittedRequest, RequestStaging
+from shoal.protocol.server.requests.wait_queue import WaitQueue
+from shoal.protocol.server.requests.wait_report import WaitReport
+from shoal.protocol.server.state.replicas import Replicas
+from shoal.protocol.server.state.rounds import Rounds
+from shoal.protocol.server.state.shard_store import OpenStore, ShardStore
 from shoal.protocol.server.view_change.adoption import ViewAdoption
+from shoal.protocol.server.view_change.departure import Departure
+from shoal.protocol.server.view_change.opening import ShardOpening
 from shoal.protocol.server.view_change.thaw import Thaw
-from shoal.protocol.server.wait_queue import WaitQueue
-from shoal.protocol.server.wait_report import WaitReport
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, Role
 from shoal.tables.spec import TableSpec

@@ -29,8 +29,8 @@ from shoal.protocol.messages.describing import describe
 from shoal.protocol.scheduler.barriers import released_as
 from shoal.protocol.scheduler.journal import JournalRecord
 from shoal.protocol.scheduler.leases.ledger import Span
-from shoal.protocol.server.admission import Named
 from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.server.requests.admission import Named
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 from shoal.simulation.plan import GUESTS
 from shoal.tables.consistency import Consistency

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal.protocol.server.shard_store import ShardStore
+from shoal.protocol.server.state.shard_store import ShardStore
 from shoal.simulation.checkers.history import violated
 
 USES = (

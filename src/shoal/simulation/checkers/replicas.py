@@ -10,8 +10,8 @@ from shoal.keys import slot_of
 from shoal.protocol.namespaces import local
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.replica import Replica
-from shoal.protocol.server.shard_store import ShardStore
+from shoal.protocol.server.state.replica import Replica
+from shoal.protocol.server.state.shard_store import ShardStore
 from shoal.protocol.views import NodeId
 from shoal.simulation.checkers.history import check_one_round, check_untorn, violated
 from shoal.simulation.checkers.rounds import ClosedRounds

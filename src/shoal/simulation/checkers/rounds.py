@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.protocol.machine import Note
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.replica import NONE, Replica
+from shoal.protocol.server.state.replica import NONE, Replica
 from shoal.protocol.views import FOREVER, NO_VIEW, ViewId
 from shoal.simulation.checkers.history import violated
 from shoal.tables.consistency import Quorum

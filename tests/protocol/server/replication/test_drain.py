@@ -7,9 +7,9 @@ from shoal.protocol.machine import Ticked
 from shoal.protocol.messages import Declare, Drain, Drained, Freeze, Frozen, Heartbeat, Join
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.view_change import SOON_S
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.replication.drain import Drainer
+from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.views import View
 from shoal.tables.spec import TableSpec
 

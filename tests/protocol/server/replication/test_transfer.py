@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Received, Send, Ticked
 from shoal.protocol.messages import SCHEDULER, NewView, Replicate, ReplicateAck, StateChunk
+from shoal.protocol.server.chains.link import ReplicationOptions
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.replication.link import ReplicationOptions
 from shoal.protocol.session import Session
 from shoal.protocol.views import Placement
 from shoal.tables.dense.shard import DenseShard

@@ -1,1 +1,1 @@
-"""Chain replication, state transfer and takeover on a server."""
+"""Replication: repeats what other servers do, and moves rows between servers."""

@@ -6,9 +6,9 @@ from math import inf
 
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import SCHEDULER, Drain, Drained
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.replication.takeover import Takeover
+from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.views import NO_VIEW, ViewId
 
 

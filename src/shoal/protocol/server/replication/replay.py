@@ -5,15 +5,15 @@ from __future__ import annotations
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import Part, Replicate, StateChunk
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.executor import Applier, Executor
-from shoal.protocol.server.opening import TableMemory
-from shoal.protocol.server.replica import NOT_BEGUN, Replica
-from shoal.protocol.server.replication.chain import Chains, Stage
-from shoal.protocol.server.replication.operations import Change, Operation
-from shoal.protocol.server.request_log import RequestLog
-from shoal.protocol.server.rounds import Contribution, PushPart
-from shoal.protocol.server.shard_store import Loads, Staged
+from shoal.protocol.server.chains.chain import Chains, Stage
+from shoal.protocol.server.chains.operations import Change, Operation
+from shoal.protocol.server.requests.admission import Admission
+from shoal.protocol.server.requests.executor import Applier, Executor
+from shoal.protocol.server.requests.memory import TableMemory
+from shoal.protocol.server.state.replica import NOT_BEGUN, Replica
+from shoal.protocol.server.state.request_log import RequestLog
+from shoal.protocol.server.state.rounds import Contribution, PushPart
+from shoal.protocol.server.state.shard_store import Loads, Staged
 
 
 class Replayer:

@@ -12,18 +12,18 @@ from shoal.protocol.messages import (
     StateChunk,
     Synced,
 )
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.executor import Applier, Executor
-from shoal.protocol.server.opening import TableMemory
-from shoal.protocol.server.replication.chain import Chains
+from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.replication.drain import Drainer
 from shoal.protocol.server.replication.replay import Replayer
-from shoal.protocol.server.replication.replicas import Moved
 from shoal.protocol.server.replication.scrub import Scrubber
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
-from shoal.protocol.server.request_handler import declined
+from shoal.protocol.server.requests.admission import Admission
+from shoal.protocol.server.requests.checkpointing import Checkpointer
+from shoal.protocol.server.requests.executor import Applier, Executor
+from shoal.protocol.server.requests.memory import TableMemory
+from shoal.protocol.server.requests.request_handler import declined
+from shoal.protocol.server.state.replicas import Moved
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View, ViewId
 

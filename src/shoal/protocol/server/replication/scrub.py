@@ -12,10 +12,10 @@ from math import inf
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import Replicate
-from shoal.protocol.server.replica import NONE, Replica
-from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.server.replication.operations import Change, Check, Operation
-from shoal.protocol.server.shard_store import Loads
+from shoal.protocol.server.chains.chain import Chains
+from shoal.protocol.server.chains.operations import Change, Check, Operation
+from shoal.protocol.server.state.replica import NONE, Replica
+from shoal.protocol.server.state.shard_store import Loads
 
 
 class Scrubber:

@@ -8,13 +8,13 @@ import msgspec
 
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.executor import Applier
-from shoal.protocol.server.replica import NONE, Cut, Replica
-from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.server.replication.operations import Change, Operation
-from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.shard_store import Staged
+from shoal.protocol.server.chains.chain import Chains
+from shoal.protocol.server.chains.operations import Change, Operation
+from shoal.protocol.server.requests.admission import Admission
+from shoal.protocol.server.requests.executor import Applier
+from shoal.protocol.server.state.replica import NONE, Cut, Replica
+from shoal.protocol.server.state.rounds import Rounds
+from shoal.protocol.server.state.shard_store import Staged
 
 
 class Takeover:

@@ -15,13 +15,13 @@ import msgspec
 from shoal.errors import AccessFailed
 from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import ReplicaHistory, SeenRequests, StateChunk
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.replica import NOT_BEGUN, AppliedPart, Replica
-from shoal.protocol.server.replication.chain import Chains
-from shoal.protocol.server.replication.operations import Chunk, StateTransferOperation
-from shoal.protocol.server.request_log import RequestLog
-from shoal.protocol.server.rounds import Rounds
-from shoal.protocol.server.shard_store import Loads
+from shoal.protocol.server.chains.chain import Chains
+from shoal.protocol.server.chains.operations import Chunk, StateTransferOperation
+from shoal.protocol.server.requests.admission import Admission
+from shoal.protocol.server.state.replica import NOT_BEGUN, AppliedPart, Replica
+from shoal.protocol.server.state.request_log import RequestLog
+from shoal.protocol.server.state.rounds import Rounds
+from shoal.protocol.server.state.shard_store import Loads
 
 
 class Transfer(msgspec.Struct, eq=False):

@@ -8,15 +8,15 @@ from shoal.errors import ProcessDied, ShoalError
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import CopyOnWriteGuard, Effects, Send
 from shoal.protocol.messages import SCHEDULER, Freeze, Frozen, NewView, RefuseView, ViewRefused
-from shoal.protocol.server.admission import Admission
-from shoal.protocol.server.checkpointing import Checkpointer
-from shoal.protocol.server.executor import Executor
-from shoal.protocol.server.replication.replicas import Replicas
 from shoal.protocol.server.replication.replication import Replication
-from shoal.protocol.server.request_handler import declined
-from shoal.protocol.server.round_closing import RoundCloser
+from shoal.protocol.server.requests.admission import Admission
+from shoal.protocol.server.requests.checkpointing import Checkpointer
+from shoal.protocol.server.requests.executor import Executor
+from shoal.protocol.server.requests.request_handler import declined
+from shoal.protocol.server.requests.round_closing import RoundCloser
+from shoal.protocol.server.requests.wait_queue import WaitQueue
+from shoal.protocol.server.state.replicas import Replicas
 from shoal.protocol.server.view_change.thaw import Thaw
-from shoal.protocol.server.wait_queue import WaitQueue
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View, ViewId
 

@@ -17,7 +17,7 @@ from math import inf
 
 from shoal.protocol.machine import Effects, EventTime, Note, Send
 from shoal.protocol.messages import NewView, RefuseView, ViewRefused
-from shoal.protocol.server.admission import Admission
+from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 

@@ -1,0 +1,1 @@
+"""Chain replication between servers: operations go down a chain, acknowledgements come back."""

@@ -1,0 +1,249 @@
+"""Operations: what changes the replicas of a chain, in the same order on each of its servers.
+
+The head of a chain makes operations of what workers ask; the servers after it make the same ones of
+the messages that come down the chain. `Applier.apply` applies both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from shoal.errors import AccessFailed
+from shoal.protocol.machine import Buffers
+from shoal.protocol.messages import (
+    KEY_BYTES,
+    Part,
+    ReplicaHistory,
+    Replicate,
+    StateChunk,
+    What,
+)
+from shoal.protocol.server.state.replica import NONE, Replica
+from shoal.protocol.server.state.request_log import RequestLog
+from shoal.protocol.server.state.shard_store import ShardStore, Staged
+from shoal.protocol.views import ViewId
+
+Origin = tuple[int, int, int]  # incarnation, seq, forget_below
+NEW = 0  # no version yet: `Applier.apply` counts one
+
+
+class Change(msgspec.Struct, eq=False):
+    """One part of an operation: a change of a replica, and the version that it makes.
+
+    staged:   what changes the rows; None if they have it already
+    version:  NEW before it is counted at the head
+    buffers:  the payload for the next server, if that is not `staged`
+    """
+
+    replica: Replica
+    part: Part
+    lr: float | None = None
+    staged: Staged | None = None
+    version: int = NEW
+    buffers: Buffers = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether all servers after this one have it, the syncing replica included."""
+        replica = self.replica
+        return replica.done >= self.version and (
+            not replica.placement.syncing_since or replica.synced_version >= self.version
+        )
+
+    def copied(self) -> Change:
+        """Return it with a copy of its payload, if a server follows."""
+        buffers: Buffers = ()
+        if self.staged is not None and self.replica.following != NONE:
+            buffers = tuple(memoryview(bytes(view)) for view in self.staged.views)
+        return Change(self.replica, self.part, self.lr, None, self.version, buffers)
+
+    def counted(self, version: int) -> Change:
+        """Return it with its version, for the next server."""
+        buffers = self.buffers or (() if self.staged is None else tuple(self.staged.views))
+        return Change(self.replica, self.part, self.lr, None, version, buffers)
+
+
+class RoundPushes(msgspec.Struct, frozen=True, eq=False):
+    """The pushes of a round to one shard, which its head merges: (weight, rate, staged)."""
+
+    replica: Replica
+    pushes: list[tuple[float, float | None, Staged]]
+
+    def merge(self) -> list[Change]:
+        """Merge and apply them; return the changes of rows."""
+        replica, changes = self.replica, []
+        for update in replica.shard.merge(self.pushes):
+            views = update.views if replica.following != NONE else ()
+            keys = views[0].nbytes // KEY_BYTES if len(views) > 1 else -1
+            part = replica.part(update.rows, keys)
+            changes.append(Change(replica, part, update.lr, buffers=views))
+        return changes
+
+
+class Operation(msgspec.Struct, eq=False):
+    """Changes that are made at once; kept until all servers of their chains have them.
+
+    path:      ranks of the servers that have applied it, from the head to this one
+    clock:     the head's clock: this operation and earlier ones contain all rounds below it, for
+               the shards whose chains begin with `path`
+    merges:    at the head of a round: what makes its changes
+    origins:   the pushes in it, for the servers after this one
+    logs:      the pushes in it, by the request log here and sequence number
+    round:     the round; of a push, the latest checkpoint clock that its head has passed, less one
+    weight:    total weight of the round
+    pushed:    the clock of its push, if that matters to checkpoints
+    group:     the worker group whose clocks these are
+    updates:   of a write of rows with their slots, how many updates they have had
+    retained:  staged memory that the buffers are in
+    unread:    messages that carry parts of it and are not acknowledged: the next server may have
+               the changes from the view before, and still reads the buffers
+    """
+
+    what: What
+    path: tuple[int, ...]
+    clock: int
+    changes: list[Change]
+    origins: tuple[Origin, ...] = ()
+    logs: Sequence[tuple[RequestLog, int]] = ()
+    merges: Sequence[RoundPushes] = ()
+    round: int = -1
+    weight: float = 0.0
+    digest: int = 0
+    pushed: int = -1
+    group: str = ""
+    updates: int = 0
+    retained: list[tuple[ShardStore, Staged]] = []
+    unread: int = 0
+
+    @property
+    def done(self) -> bool:
+        return not self.unread and all(each.done for each in self.changes)
+
+    def replicas(self) -> list[Replica]:
+        """Return the replicas that it changes."""
+        changed = [each.replica for each in self.changes] + [each.replica for each in self.merges]
+        return list({replica.number: replica for replica in changed}.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pushes in it."""
+        staged = [each.staged for each in self.changes if each.staged is not None]
+        staged += [each for merge in self.merges for _, _, each in merge.pushes]
+        return sum(view.nbytes for each in staged for view in each.views)
+
+    def change_round(self, failed: dict[int, str]) -> list[Change]:
+        """Apply a round to the rows: merged here at the head, or as its head has merged it.
+
+        Args:
+            failed: takes why the parts for some replicas were refused.
+        """
+        changes = []
+        for each in self.merges:
+            try:
+                changes += each.merge()
+            except AccessFailed as error:
+                failed[each.replica.number] = error.message
+        updates = defaultdict(list)
+        for change in self.changes:
+            updates[change.replica.number].append(change)
+        for some in updates.values():
+            some[0].replica.shard.apply_round([(each.lr, each.staged) for each in some])
+        return [*changes, *self.changes]
+
+    def retain(self, replica: Replica, staged: Staged | None) -> None:
+        """Keep staged memory when it is applied, because a server after this one is to get it."""
+        if staged is not None:
+            replica.shard.retain(staged)
+            self.retained.append((replica.shard, staged))
+
+    def release(self) -> None:
+        """Release the retained memory: all replicas have the changes."""
+        for shard, staged in self.retained:
+            shard.let_go(staged)
+
+    def sent(self) -> None:
+        """Count a message that carries parts of it."""
+        self.unread += 1
+
+    def read(self) -> None:
+        """Count a message as acknowledged."""
+        self.unread -= 1
+
+    def keep(self, changes: list[Change]) -> None:
+        """Keep only these changes, for the servers after this one."""
+        self.changes = changes
+
+    def send_again(self, changes: list[Change]) -> None:
+        """Keep only these changes in a new view; the head announces its clock again."""
+        self.changes, self.clock, self.unread = changes, 0, 0
+
+    def message(
+        self, changes: list[Change], view: ViewId, number: int, clock: int
+    ) -> Replicate | StateChunk:
+        """Return the message that carries some of its changes."""
+        return Replicate(
+            view,
+            number,
+            self.path,
+            clock,
+            self.what,
+            tuple(each.part for each in changes),
+            tuple(each.version for each in changes),
+            tuple(each.lr for each in changes),
+            self.origins,
+            self.round,
+            self.weight,
+            self.digest,
+            self.pushed,
+            self.group,
+            self.updates,
+        )
+
+
+class Delivery(Change, eq=False):
+    """A message part that changes no rows, and is done when the next server has it."""
+
+    there: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.there
+
+
+class Check(Delivery, eq=False):
+    """The checksum of some rows at a version."""
+
+
+class Chunk(Delivery, eq=False):
+    """A part of a shard's snapshot for its syncing replica.
+
+    since:  the view in which the transfer began
+    """
+
+    since: int = 0
+    at: int = 0
+    after: int = 0
+    last: bool = False
+    past: ReplicaHistory | None = None
+
+
+class StateTransferOperation(Operation, eq=False):
+    """The transfer of a chunk, in one order with the operations on the same rows."""
+
+    def message(self, changes: list[Change], view: ViewId, number: int, clock: int) -> StateChunk:
+        [chunk] = changes
+        assert isinstance(chunk, Chunk)
+        return StateChunk(
+            view,
+            number,
+            chunk.part,
+            chunk.version,
+            chunk.since,
+            chunk.at,
+            chunk.after,
+            chunk.last,
+            chunk.past,
+        )

@@ -1,1 +1,0 @@
-"""Work on shards that takes long is done outside of the loop."""

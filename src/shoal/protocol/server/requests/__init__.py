@@ -1,0 +1,1 @@
+"""Workers' requests: admitted, carried out, answered."""

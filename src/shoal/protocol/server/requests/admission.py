@@ -1,0 +1,374 @@
+"""Admission: which requests a server takes, asked on arrival and again before execution."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import Literal
+
+import msgspec
+
+from shoal.keys import KeyRange
+from shoal.protocol.limits import KEYS_MAX, REPEATS_MAX, WINDOW
+from shoal.protocol.messages import KEY_BYTES, SAME, Part, Probe, Request
+from shoal.protocol.server.state.replica import NONE, Cut, Replica
+from shoal.protocol.server.state.request_log import RequestLog
+from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
+from shoal.tables.spec import TableSpec
+
+Verdict = Literal[
+    "fresh",
+    "again",
+    "seen",
+    "forgotten",
+    "frozen",
+    "stale",
+    "stranger",
+    "too many",
+    "out_of_order",
+    "misfit",
+]
+TAKEN = ("fresh", "again")
+FOOTPRINT_PARTS_KEPT = 1 << 14  # of all footprints that are kept; one may have more
+
+Parts = tuple[Part, ...]
+Named = tuple[int, KeyRange, int]  # shard, rows, number of keys or -1
+
+
+class Footprint(msgspec.Struct, eq=False):
+    """The shards, rows and payload size that a request's parts name on this server.
+
+    groups:     the worker groups that may push to these shards
+    nbytes:     size of the payload
+    streams:    whether the push may be streamed, and has more than one fragment
+    immediate:  whether its pushes wait for no clock
+    prompt:     whether its pulls wait for no clock
+    calls:      whether it names a custom table
+    states:     whether it pushes rows with their slots
+    counts:     whether it pulls rows with their slots
+    keyed:      whether a part of it names keys
+    """
+
+    pushes: tuple[Named, ...]
+    pulls: tuple[Named, ...]
+    groups: frozenset[str]
+    nbytes: int
+    streams: bool
+    immediate: bool
+    prompt: bool
+    calls: bool
+    states: bool
+    counts: bool
+    keyed: bool
+
+
+class Ends(msgspec.Struct, frozen=True):
+    """Whether this server takes a shard's pushes, and whether it answers its pulls."""
+
+    pushes: bool
+    pulls: bool
+
+
+class WorkerLeft(msgspec.Struct, frozen=True, eq=False):
+    """A worker that has left; its pushes count in the rounds below its last clock."""
+
+    node: NodeId
+    log: RequestLog
+    last_clock: int
+
+
+class Admission:
+    """Decides which requests a server admits, by its view, workers and replicas.
+
+    view, promised:  the current view, and the newest view that was promised to the scheduler
+    refused:         no view up to this one is adopted, unless another server has adopted it
+    frozen:          a view is promised and has not come: nothing is applied or answered
+    draining:        no new request is admitted before the next view or the end of the drain time
+    logs:            the request log of each worker of the view
+    left:            workers that have left and may have pushes in open rounds, by incarnation
+    held:            for each table, (rows, number) of each shard of it that is here
+    """
+
+    def __init__(self) -> None:
+        self.view: ViewId = NO_VIEW
+        self.promised: ViewId = NO_VIEW
+        self.refused: ViewId = NO_VIEW
+        self.frozen = False
+        self.draining = False
+        self.logs: dict[NodeId, RequestLog] = {}
+        self.left: dict[int, WorkerLeft] = {}
+        self.held: list[list[tuple[KeyRange, int]]] = []
+        self._specs: dict[int, TableSpec] = {}  # of each shard
+        self._slots: dict[int, int] = {}  # of each shard of a dense table: their number
+        self._hashed: list[bool] = []  # by table: ranges of hash slots, with any number of keys
+        self._sparse: list[bool] = []  # by table: pulls without keys are of all rows of a range
+        self._ends: dict[int, Ends] = {}  # of each shard
+        self._owners: dict[int, str] = {}  # by shard: its group, if pushes go by clocks
+        self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
+        self._kept = 0  # their parts
+
+    @property
+    def closed(self) -> bool:
+        """Whether no new request is admitted at present."""
+        return self.frozen or self.draining
+
+    def place(
+        self,
+        tables: Sequence[TableSpec],
+        replicas: Mapping[int, Replica],
+        changed: bool,
+    ) -> None:
+        """Record which rows are here, and which pushes and pulls this server takes.
+
+        changed:  whether chains differ from the previous view's
+        """
+        self._hashed = [spec.hashed for spec in tables]
+        self._sparse = [spec.sparse for spec in tables]
+        self.held = [[] for _ in tables]
+        self._owners.clear()
+        self._specs = {number: tables[replica.table] for number, replica in replicas.items()}
+        self._slots = {
+            number: len(replica.shard.slots)
+            for number, replica in replicas.items()
+            if self._specs[number].kind == "dense"
+        }
+        for number, replica in replicas.items():
+            insort(self.held[replica.table], (replica.rows, number))
+            head, tail = replica.previous == NONE, replica.tail == replica.rank
+            asynchronous = tables[replica.table].consistency.name == "asp"
+            self._ends[number] = Ends(head, head if asynchronous else tail)
+            if not asynchronous:
+                self._owners[number] = replica.group
+        self._footprints.clear()
+        if changed:
+            for log in self.logs.values():
+                log.placements_changed()
+
+    def recut(self, cut: Cut) -> None:
+        """Assign the parts of pushes to the pieces of replicas that were cut."""
+        for log in self.logs.values():
+            log.recut(cut)
+
+    def counts(self, node: NodeId, log: RequestLog, clock: int) -> bool:
+        """Return whether a worker's push counts in the round of that clock."""
+        left = self.left.get(log.incarnation)
+        return self.logs.get(node) is log or (left is not None and clock < left.last_clock)
+
+    def log_of(self, incarnation: int) -> tuple[NodeId, RequestLog] | None:
+        """Return the node and log of a worker that is in the view or has left."""
+        for node, log in self.logs.items():
+            if log.incarnation == incarnation:
+                return node, log
+        left = self.left.get(incarnation)
+        return (left.node, left.log) if left is not None else None
+
+    def promise(self, view: ViewId) -> None:
+        """Promise a view: apply and answer nothing in an earlier view."""
+        self.promised = max(self.promised, view)
+        self.frozen = self.promised > self.view
+
+    def refuse(self, view: ViewId) -> None:
+        """Adopt no view up to this one from the scheduler."""
+        self.refused = max(self.refused, view)
+
+    def thaw(self) -> None:
+        """Take back the promise, because all servers of the view have refused the promised one."""
+        self.promised = self.view
+        self.frozen = False
+
+    def drain(self, on: bool) -> None:
+        """Begin or end draining."""
+        self.draining = on
+
+    def adopt(self, view: View) -> None:
+        """Adopt a view. A worker that is still in it keeps its request log."""
+        self.view, self.draining = view.id, False
+        self.promise(view.id)
+        known = {log.incarnation: log for log in self.logs.values()}
+        known.update({inc: left.log for inc, left in self.left.items()})
+        self.logs = {
+            m.id: known.get(m.incarnation) or RequestLog(m.incarnation, m.rank, m.group)
+            for m in view.workers
+        }
+        self.left = {
+            m.incarnation: WorkerLeft(
+                m.id,
+                known.get(m.incarnation) or RequestLog(m.incarnation, m.rank, m.group),
+                m.last_clock,
+            )
+            for m in view.departed
+        }
+
+    def verdict(self, sender: NodeId, request: Request | Probe) -> Verdict:
+        """Decide about a request. Changes nothing: its payload may never come, or come twice."""
+        if self.frozen:
+            return "frozen"
+        log = self.logs.get(sender)
+        if log is None or log.incarnation != request.incarnation:
+            return "stranger"
+        seq = request.seq
+        if seq < log.forget_below:
+            return "forgotten"
+        if self.draining:
+            return "frozen"
+        known = seq in log.outcomes
+        if seq in log.recheck or (seq in log.parts and not known):  # known from other servers
+            return self._recheck(log, request)
+        if known:
+            if isinstance(request, Probe) or request.pushes or log.outcomes[seq] != "applied":
+                return "seen"
+            if request.view == self.view:
+                return "again" if self._fits(request, log) else "misfit"  # the answer was lost
+        if request.view != self.view:
+            return "stale"
+        if isinstance(request, Request):
+            if seq - WINDOW >= log.forget_below and seq - WINDOW >= request.forget_below:
+                return "too many"
+            if lacks(log, request.follows):
+                return "out_of_order"
+            if not self._fits(request, log):
+                return "misfit"
+        return "fresh"
+
+    def _recheck(self, log: RequestLog, request: Request | Probe) -> Verdict:
+        """Decide about a request that may be applied in part; applied parts are left out."""
+        if request.view != self.view:
+            return "stale"
+        if isinstance(request, Probe):
+            return "fresh"
+        if lacks(log, request.follows):
+            return "out_of_order"
+        return "again" if self._fits(request, log) else "misfit"
+
+    def _fits(self, request: Request, log: RequestLog) -> bool:
+        """Return whether all that it names is here, and its worker's group may push to it."""
+        if not 0 < request.weight < inf or request.forget_below > request.seq:
+            return False
+        if request.rates and len(request.rates) != len(request.pushes):
+            return False
+        footprint = self.footprint(request)
+        if footprint is None or (footprint.states and not request.assign):
+            return False
+        return footprint.groups <= {log.group}
+
+    def still_fresh(self, request: Request, log: RequestLog, view: ViewId) -> bool:
+        """Return whether a request admitted in `view` still is: same view, no duplicate seen."""
+        return (
+            view == self.view
+            and not self.closed
+            and request.seq not in log.outcomes
+            and request.seq >= log.forget_below
+        )
+
+    def footprint(self, request: Request) -> Footprint | None:
+        """Return a request's footprint, or None if some of it is not here.
+
+        Cached, because training names the same rows in every step.
+        """
+        key = (request.pushes, request.pulls)
+        found = self._footprints.get(key)
+        if found is None:
+            pushes = self._named(request.pushes)
+            pulls = self._named(request.pulls, request.pushes)
+            if pushes is None or pulls is None:
+                return None
+            self._kept += 1 + len(pushes) + len(pulls)
+            if self._kept > FOOTPRINT_PARTS_KEPT:
+                self._footprints.clear()
+                self._kept = 1 + len(pushes) + len(pulls)
+            groups = frozenset(self._owners[at] for at, _, _ in pushes if at in self._owners)
+            asp = {at for at, spec in self._specs.items() if spec.consistency.name == "asp"}
+            found = self._footprints[key] = Footprint(
+                pushes,
+                pulls,
+                groups,
+                self._nbytes(request, pushes, pulls),
+                self._streams(pushes, pulls),
+                all(at in asp for at, _, _ in pushes),
+                all(at in asp for at, _, _ in pulls),
+                any(self._specs[at].kind == "custom" for at, _, _ in pulls),
+                any(part.slots for part in request.pushes),
+                any(part.slots for part in request.pulls),
+                any(keys >= 0 for _, _, keys in (*pushes, *pulls)),
+            )
+        return found
+
+    def _nbytes(self, request: Request, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> int:
+        nbytes = sum(KEY_BYTES * keys for _, _, keys in pulls if keys > 0)
+        for part, (shard, rows, keys) in zip(request.pushes, pushes, strict=True):
+            size = self._specs[shard].row_bytes * (1 + part.slots)
+            nbytes += len(rows) * size if keys < 0 else keys * (KEY_BYTES + size)
+        return nbytes
+
+    def _streams(self, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> bool:
+        """Return whether a push may be streamed: it has several fragments, and no row twice."""
+        specs = [self._specs[shard] for shard, _, _ in pushes]
+        plain = all(len(rows) and keys < 0 for _, rows, keys in pushes)
+        plain = plain and all(spec.consistency.apply_at == "arrival" for spec in specs)
+        several = any(
+            len(rows) > spec.fragment_rows for spec, (_, rows, _) in zip(specs, pushes, strict=True)
+        )
+        distinct = len({shard for shard, _, _ in pushes}) == len(pushes)
+        return plain and several and distinct and all(keys < 0 for _, _, keys in pulls)
+
+    def _named(self, parts: Parts, pushed: Parts | None = None) -> tuple[Named, ...] | None:
+        """Return the shards of a push's parts, or of a pull's, whose request pushes `pushed`."""
+        named = []
+        left: dict[int, int] = {}  # rows or keys of a shard that may still be named
+        twins = _twins(pushed or (), parts) if any(part.keys == SAME for part in parts) else {}
+        for part in parts:
+            counted = part if part.keys != SAME else twins.get(_rows(part))
+            if counted is None or not 0 <= part.table < len(self.held):
+                return None
+            start, stop = part.start, part.stop
+            held = self.held[part.table]
+            at = bisect_right(held, start, key=_first_row) - 1
+            if at < 0 or not start <= stop <= held[at][0].stop:
+                return None
+            shard = held[at][1]
+            ends = self._ends[shard]
+            if not (ends.pushes if pushed is None else ends.pulls):
+                return None
+            if part.slots and (part.keys != -1 or part.slots != self._slots.get(shard)):
+                return None
+            most = KEYS_MAX if self._hashed[part.table] else stop - start
+            scanned = pushed is not None and self._sparse[part.table]
+            least = 0 if self._hashed[part.table] and not scanned else -1
+            if not least <= counted.keys <= most:
+                return None
+            # each part takes memory and time: a request may not name the same rows for ever
+            size = max(1, stop - start if counted.keys < 0 else counted.keys)
+            left[shard] = left.get(shard, REPEATS_MAX * max(most, len(held[at][0]))) - size
+            if left[shard] < 0:
+                return None
+            named.append((shard, KeyRange(start, stop), part.keys))
+        return tuple(named)
+
+
+def lacks(log: RequestLog, follows: Sequence[int]) -> bool:
+    """Return whether one of these requests has not been admitted yet in this view."""
+    for seq in follows:
+        if seq >= log.forget_below and (seq not in log.outcomes or seq in log.recheck):
+            return True
+    return False
+
+
+def _twins(pushed: Parts, pulled: Parts) -> dict[tuple[int, int, int], Part]:
+    """Return, by rows, the keyed pushes whose keys a pull of SAME names: the only ones to the rows,
+    which no other pull names."""
+    pushes, pulls = Counter(map(_rows, pushed)), Counter(map(_rows, pulled))
+    return {
+        _rows(part): part
+        for part in pushed
+        if part.keys >= 0 and pushes[_rows(part)] == pulls[_rows(part)] == 1
+    }
+
+
+def _first_row(held: tuple[KeyRange, int]) -> int:
+    return held[0].start
+
+
+def _rows(part: Part) -> tuple[int, int, int]:
+    return part.table, part.start, part.stop

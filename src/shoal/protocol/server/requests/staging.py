@@ -1,0 +1,267 @@
+"""Staging memory for the payloads of admitted requests, and streamed pushes.
+
+Most payloads are staged whole and checked then. A push of many fragments that is applied on arrival
+is *streamed*: each fragment is applied as soon as it has come in, because the fragment is the unit
+that is checked, applied and de-duplicated. If the sender dies half-way, the fragments that came in
+whole are changed and no others. When the request comes again under the same id, here or to the
+server that has the rows then, what is applied already is left out: the request log has it. The push
+is acknowledged when all fragments are applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from shoal.errors import AccessFailed, Refused
+from shoal.keys import KeyRange
+from shoal.protocol.limits import ANSWER_BYTES, WAITING_BYTES
+from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
+from shoal.protocol.messages import SAME, SIZE_BYTES, Request
+from shoal.protocol.server.requests.admission import TAKEN, Admission, Footprint
+from shoal.protocol.server.requests.checkpointing import Checkpointer
+from shoal.protocol.server.requests.memory import TableMemory
+from shoal.protocol.server.state.replica import AppliedPart, Replica
+from shoal.protocol.server.state.request_log import RequestLog
+from shoal.protocol.server.state.rounds import Rounds
+from shoal.protocol.server.state.shard_store import Loads, RowStore, ShardStore, Staged
+from shoal.protocol.views import NodeId, ViewId
+
+Place = tuple[int, KeyRange]  # a shard, and rows of it
+COUNTED_BYTES = 64 << 10  # pushes from this size on, whose bytes are added up while they wait
+
+
+class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
+    """A request that was admitted in `view`, and the staging memory of its payload.
+
+    streamed:  whether it is applied while it comes in
+    """
+
+    sender: NodeId
+    request: Request
+    footprint: Footprint
+    loads: Loads
+    log: RequestLog
+    view: ViewId
+    streamed: bool
+
+
+class NoMemory(Refused):
+    """This server has no memory for a request."""
+
+
+class RequestStaging:
+    """Receives requests into the staging memory of a server's shards.
+
+    guard:  protects the rows in unsent answers; recalled before any row changes
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        replicas: Mapping[int, Replica],
+        checkpointer: Checkpointer,
+        memory: TableMemory,
+        rounds: Rounds,
+    ) -> None:
+        self.guard = CopyOnWriteGuard()
+        self._admission = admission
+        self._replicas = replicas
+        self._checkpointer = checkpointer
+        self._memory = memory
+        self._rounds = rounds
+
+    def arriving(self, sender: NodeId, request: Request, nbytes: int) -> Arrival:
+        """Return where a payload goes. Changes nothing: admission decides again once it is here."""
+        verdict = self._admission.verdict(sender, request)
+        footprint = self._admission.footprint(request) if verdict in TAKEN else None
+        if footprint is None:
+            return Discard(verdict)
+        if nbytes != footprint.nbytes:  # checked before memory is taken
+            return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
+        if self._overdraws(request, footprint):
+            return Discard("too many pushes of this worker wait for rounds")
+        try:
+            admitted = self.take(sender, request, footprint)
+        except NoMemory as error:
+            return Discard(error.message)
+        loads = admitted.loads
+        views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
+        return Sink(views, admitted, admitted.streamed)
+
+    def refusal(self, sender: NodeId, request: Request, footprint: Footprint) -> str:
+        """Return why a request whose payload was discarded is refused; empty if it may come again.
+
+        Memory is taken for it, as a trial.
+        """
+        if self._overdraws(request, footprint):
+            return (
+                f"more than {WAITING_BYTES} bytes of this worker's pushes wait for rounds to close"
+            )
+        try:
+            self.take(sender, request, footprint)
+        except NoMemory as error:
+            return error.message
+        return ""
+
+    def _overdraws(self, request: Request, footprint: Footprint) -> bool:
+        """Return whether a push would have this server keep too much for one worker."""
+        if footprint.immediate or footprint.nbytes < COUNTED_BYTES:
+            return False
+        waiting = self._rounds.nbytes(request.incarnation)
+        return waiting > 0 and waiting + footprint.nbytes > WAITING_BYTES
+
+    def take(self, sender: NodeId, request: Request, footprint: Footprint) -> AdmittedRequest:
+        loads: Loads = []
+        log = self._admission.logs[sender]
+        streamed = footprint.streams and self._may_stream(request, footprint, log)
+        shard: RowStore | None = None
+        pushed: dict[Place, Staged] = {}
+        try:
+            for part, (number, rows, keys) in zip(request.pushes, footprint.pushes, strict=True):
+                shard = self._replicas[number].shard
+                if part.slots:
+                    loads.append(shard.stage_state(rows))
+                else:
+                    loads.append(shard.stream(rows) if streamed else shard.stage(rows, keys))
+            for number, rows, keys in footprint.pulls:
+                shard = self._replicas[number].shard
+                if keys >= 0:
+                    loads.append(shard.stage_keys(rows, keys))
+                elif keys == SAME:
+                    pushed = pushed or _by_place(footprint, loads)
+                    shard.keep_keys(pushed[number, rows])
+        except MemoryError:
+            name = shard.spec.name if shard is not None else ""
+            raise NoMemory(
+                f"this server has no memory for {footprint.nbytes} bytes of a request to table "
+                f"{name!r}: send less at once"
+            ) from None
+        return AdmittedRequest(
+            sender, request, footprint, loads, log, self._admission.view, streamed
+        )
+
+    def problem(self, admitted: AdmittedRequest) -> str:
+        """Return why a request that names keys is refused; empty if it is not. Changes nothing."""
+        for load in admitted.loads:
+            problem = load.problem() if load.keys is not None else ""
+            if problem:
+                return problem
+        return self._memory.problem(admitted.footprint.pushes, admitted.loads)
+
+    def read(self, admitted: AdmittedRequest) -> tuple[memoryview, ...]:
+        """Return the rows that a request pulls; the guard has to protect those of whole ranges."""
+        keyed = iter(admitted.loads[len(admitted.request.pushes) :])
+        found: list[memoryview] = []
+        pushed: dict[Place, Staged] = {}
+        pulls = zip(admitted.request.pulls, admitted.footprint.pulls, strict=True)
+        for part, (number, rows, keys) in pulls:
+            replica = self._replicas[number]
+            shard = replica.shard
+            if part.slots:
+                found += shard.read_state(rows)
+            elif keys == SAME:
+                pushed = pushed or _by_place(admitted.footprint, admitted.loads)
+                found.append(shard.read_keys(pushed[number, rows]))
+            elif keys >= 0:
+                load = next(keyed)
+                if admitted.log.group != replica.group or (  # who only looks on leaves no rows
+                    shard.new_row_bytes and self._memory.problem(((number, rows, keys),), [load])
+                ):
+                    shard.only_read(load)
+                rows_of = shard.read_keys(load)
+                found += (
+                    _sized(shard, rows_of, admitted) if shard.spec.kind == "custom" else [rows_of]
+                )
+            elif shard.spec.sparse:
+                found += _sized(shard, shard.scan(rows), admitted)
+            else:
+                found.append(shard.read(rows))
+        return tuple(found)
+
+    def updates(self, admitted: AdmittedRequest) -> int:
+        """Return the most updates of a fragment that a request pulls with its slots."""
+        pulls = zip(admitted.request.pulls, admitted.footprint.pulls, strict=True)
+        return max(
+            self._replicas[number].shard.most_updates(rows)
+            for part, (number, rows, _) in pulls
+            if part.slots
+        )
+
+    def _may_stream(self, request: Request, footprint: Footprint, log: RequestLog) -> bool:
+        """Return whether to apply a push while it comes in.
+
+        Not where it waits for a checkpoint clock, where other servers have to get it whole, or
+        where it was here before: it is looked at again when it is here, and parts of it may be in
+        the rows.
+        """
+        replicas = [self._replicas[number] for number, _, _ in footprint.pushes]
+        return (
+            not request.assign
+            and request.seq not in log.parts
+            and request.seq not in log.outcomes
+            and all(replica.alone for replica in replicas)
+            and not any(self._checkpointer.holds(r.shard.spec, request.clock) for r in replicas)
+        )
+
+    def land(self, payload: Sink) -> bool:
+        """Apply the fragment that has just come in, unless it was applied before.
+
+        Return False if it must not be applied: the view has changed, a duplicate of the request
+        came first, or a checkpoint must not contain it that is not taken yet.
+        """
+        admitted: AdmittedRequest = payload.context
+        request, log = admitted.request, admitted.log
+        if payload.revoked or not self._admission.still_fresh(request, log, admitted.view):
+            return False
+        named = [self._replicas[number] for number, _, _ in admitted.footprint.pushes]
+        if any(map(self._checkpointer.is_due, named)):
+            payload.revoke()  # it is sent again
+            return False
+        self.guard.recall()
+        number = payload.landed - 1
+        for index, load in enumerate(admitted.loads):
+            if number < len(load.views):
+                self._apply(admitted, index, number)
+                break
+            number -= len(load.views)
+        return True
+
+    def _apply(self, admitted: AdmittedRequest, index: int, number: int) -> None:
+        """Apply fragment `number` of part `index` of a push."""
+        request, log, load = admitted.request, admitted.log, admitted.loads[index]
+        replica = self._replicas[admitted.footprint.pushes[index][0]]
+        lr = request.rates[index] if request.rates else None
+        part = replica.part(replica.shard.rows_of(load, number), -1)
+        if log.missing(request.seq, part):
+            self._checkpointer.contain(replica, request.clock)
+            replica.shard.apply_piece(load, number, lr)
+            log.land(request.seq, AppliedPart(part, replica, replica.count()))
+
+    def end_stream(self, admitted: AdmittedRequest) -> bool:
+        """End a streamed push that has come in whole; return whether all of it is applied."""
+        for (at, _, _), load in zip(admitted.footprint.pushes, admitted.loads, strict=True):
+            self._replicas[at].shard.end_stream(load)
+        request, log = admitted.request, admitted.log
+        return not any(log.missing(request.seq, part) for part in request.pushes)
+
+
+def _sized(shard: ShardStore, answer: memoryview, admitted: AdmittedRequest) -> list[memoryview]:
+    """Return an answer of any size, after its size if it is one of several."""
+    if answer.nbytes > ANSWER_BYTES:
+        text = f"table {shard.spec.name!r}: an answer of {answer.nbytes} bytes"
+        raise AccessFailed(f"{text}; at most {ANSWER_BYTES}")
+    if len(admitted.footprint.pulls) == 1:
+        return [answer]
+    return [memoryview(answer.nbytes.to_bytes(SIZE_BYTES, "little")), answer]
+
+
+def _by_place(footprint: Footprint, loads: Loads) -> dict[Place, Staged]:
+    """Return the staged pushes of a request by where they are, for pulls of the same keys.
+
+    Admission has seen that there is one for each of these: to look for each would take a time that
+    grows with the square of the parts that a worker may send.
+    """
+    pushes = zip(footprint.pushes, loads, strict=False)
+    return {(shard, rows): load for (shard, rows, _), load in pushes}

@@ -101,7 +101,7 @@ def test_a_request_with_impossible_keys_is_refused_and_changes_nothing(pushes, p
     server = Server()
     code, _ = server.ask(server.request(pushes, pulls))
     assert code == "refused"
-    assert len(server.machine.replication.replicas[0].shard) == 0
+    assert len(server.machine.state.replicas[0].shard) == 0
 
 
 def test_no_memory_is_kept_for_a_payload_of_another_size():
@@ -109,7 +109,7 @@ def test_no_memory_is_kept_for_a_payload_of_another_size():
     huge = server.request((Part(0, 0, SLOTS, KEYS_MAX),))
     assert "announced" in server.ask(huge, b"12345678")[0]
     assert server.ask(huge)[0] == "missing"
-    assert not any(server.machine.replication.replicas[0].shard._staging._free.values())
+    assert not any(server.machine.state.replicas[0].shard._staging._free.values())
 
 
 def test_a_key_outside_the_named_slots_is_refused():
@@ -117,4 +117,4 @@ def test_a_key_outside_the_named_slots_is_refused():
     key = next(key for key in range(100) if slot_of(key) >= 16)
     push = server.request((Part(0, 0, 16, 1),))
     assert server.ask(push, bytes(ordered(key)) + bytes(values(1)))[0] == "refused"
-    assert len(server.machine.replication.replicas[0].shard) == 0
+    assert len(server.machine.state.replicas[0].shard) == 0

@@ -145,8 +145,8 @@ class Cluster:
             if known[:1] == ("view",):
                 now["view"] = machine.session.view_id
             if known[:2] == ("view", "number"):
-                now["number"] = machine.replication.chains.expected(source)
-            log = machine.admission.logs.get(source)
+                now["number"] = machine.chains.expected(source)
+            log = machine.requests.admission.logs.get(source)
             if log is not None and "incarnation" in known:
                 now["incarnation"] = log.incarnation
             if log is not None and isinstance(message, Request):
@@ -155,7 +155,7 @@ class Cluster:
                 now["forget_below"] = log.forget_below + self.random.choice((0, 0, 0, 1))
                 now["follows"] = ()
             if isinstance(message, Replicate) and message.what != "check":
-                found = machine.replication.chains._found(source, _in_view(message, now)) or ()
+                found = machine.chains._found(source, _in_view(message, now)) or ()
                 now["versions"] = tuple(replica.version + 1 for replica in found)
         elif isinstance(machine, SchedulerMachine) and "incarnation" in known:
             member = machine.members.by_id.get(source)
@@ -172,7 +172,7 @@ class Cluster:
         as it is to be started and synced again."""
         if not isinstance(message, Replicate) or not isinstance(sim.machine, ServerMachine):
             return False
-        chains = sim.machine.replication.chains
+        chains = sim.machine.chains
         found = chains._found(sender, message)
         if found is None or len(found) != len(message.versions) or message.what == "check":
             return False
@@ -209,7 +209,7 @@ class Cluster:
         if random.random() < 0.1:
             return random.choice(SIZES)
         if isinstance(message, Request) and isinstance(sim.machine, ServerMachine):
-            footprint = sim.machine.admission.footprint(message)
+            footprint = sim.machine.requests.admission.footprint(message)
             return footprint.nbytes if footprint is not None else random.choice((0, 64))
         between = isinstance(message, Replicate | StateChunk) and message.parts
         if between and isinstance(sim.machine, ServerMachine):
@@ -218,7 +218,7 @@ class Cluster:
 
     def _size_of_parts(self, machine: ServerMachine, message: Replicate | StateChunk) -> int:
         """The bytes that a message between servers needs, if the machine would take it."""
-        chains = machine.replication.chains
+        chains = machine.chains
         for sender in self.senders:
             found = chains._found(sender, message)
             if found and not problem_of(message, found, message.number):

@@ -79,7 +79,7 @@ MUTANTS = [
         "protocol/server/chains/chain.py",
         "return ReplicateAck(self._view, incoming.expected, done)",
         "return ReplicateAck(self._view, incoming.expected + len(incoming.early), done)",
-        "tests/protocol/server/replication",
+        "tests/protocol/server/chains",
     ),
     Mutant(
         "a push counts as done before its tail has it",

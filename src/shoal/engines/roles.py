@@ -158,6 +158,7 @@ def run_server(**given: Any) -> None:
     from shoal.protocol.checkpoint_clocks import CheckpointClocks
     from shoal.protocol.server.machine import ServerMachine
     from shoal.protocol.server.requests.memory import MemoryOptions
+    from shoal.protocol.server.requests.requests import RequestOptions
     from shoal.protocol.server.state.shard_store import OpenStore
     from shoal.storage.shards import SavedShards, save_shards
     from shoal.tables.opening import bytes_needed, open_shard
@@ -188,9 +189,9 @@ def run_server(**given: Any) -> None:
         opened,
         checkpoint_clocks=clocks,
         checkpoint_folder=lambda: str(_checkpoint_folder(role, session) or ""),
-        memory=MemoryOptions(memory, bytes_needed),
+        requests=RequestOptions(MemoryOptions(memory, bytes_needed)),
     )
-    writer = _checkpoint_writer(role, session, machine.checkpointer.begin_anew)
+    writer = _checkpoint_writer(role, session, machine.requests.checkpointer.begin_anew)
     node = Node(
         machine,
         Identity(name, "server", token=role.token),

@@ -18,6 +18,7 @@ from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.rows.placement import replicas_of
 from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.server.requests.requests import RequestOptions
 from shoal.protocol.server.state.shard_store import ShardStore
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, View
@@ -123,9 +124,8 @@ class SimulatedCluster:
             opened,
             REPLICATION,
             checkpoint_clocks,
-            UNREAD_BYTES,
             lambda: "checkpoints",
-            long_bytes=self._plan.long_bytes,
+            RequestOptions(unread_bytes=UNREAD_BYTES, long_bytes=self._plan.long_bytes),
         )
         self.heartbeats.begin(self._world.add(node, self.servers[node]), session)
         return node
@@ -249,9 +249,9 @@ class SimulatedCluster:
         servers = self.servers.values()
         if any(machine.frozen for machine in servers):
             return "view change"
-        if any(machine.wait_queue.pulls for machine in servers):
+        if any(machine.requests.wait_queue.pulls for machine in servers):
             return "waiting"
-        return "open round" if any(machine.executor.rounds for machine in servers) else "quiet"
+        return "open round" if any(machine.state.rounds for machine in servers) else "quiet"
 
     def over(self) -> bool:
         """Return whether the run has ended."""

@@ -150,7 +150,7 @@ class Scenario:
 
     def _on_left_out(self, server: NodeId) -> None:
         """As the writer of a server tells it: the next file must not build on the one left out."""
-        self.cluster.servers[server].checkpointer.begin_anew()
+        self.cluster.servers[server].requests.checkpointer.begin_anew()
         self._left_out = True
 
     def _on_note(self, node: NodeId, note: Note) -> None:

@@ -127,7 +127,7 @@ class Chain:
 
     def rows(self, rank: int, table: int = 0) -> list[int]:
         """The values that a server has of a table."""
-        shard = cast(DenseShard, self.servers[rank].replication.replicas[table].shard)
+        shard = cast(DenseShard, self.servers[rank].state.replicas[table].shard)
         return cast(list[int], shard.rows.view(-1).tolist())
 
     def without(self, *dead: int) -> None:

@@ -45,6 +45,7 @@ from shoal.protocol.messages import (
 from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.server.requests.requests import RequestOptions
 from shoal.protocol.server.state.shard_store import OpenStore
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId, Role, View, ViewId
@@ -120,8 +121,7 @@ class ServerRig(Rig[ServerMachine]):
             session,
             open_shard,
             checkpoint_clocks=CheckpointClocks(save_every),
-            unread_bytes=unread_bytes,
-            long_bytes=long_bytes,
+            requests=RequestOptions(unread_bytes=unread_bytes, long_bytes=long_bytes),
         )
         super().__init__(server)
         if servers == 1:  # one fragment: what is streamed has tests of its own
@@ -131,7 +131,7 @@ class ServerRig(Rig[ServerMachine]):
     @property
     def rows(self) -> list[int]:
         """The values of the first table."""
-        return list(cast(FakeShard, self.machine.replication.replicas[0].shard).rows)
+        return list(cast(FakeShard, self.machine.state.replicas[0].shard).rows)
 
     def adopt(self, view: View) -> Effects:
         self.view = view

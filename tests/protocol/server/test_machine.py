@@ -172,7 +172,7 @@ def test_the_window_moves_with_what_is_settled(server):
 def test_a_window_is_bounded(server):
     for seq in range(300):
         assert server.ask(0, seq, forget_below=seq, pulls=PULL) == ["applied"]
-    assert len(server.machine.admission.logs["worker-0"].outcomes) == 1
+    assert len(server.machine.requests.admission.logs["worker-0"].outcomes) == 1
 
 
 # ---------------------------------------------------------------------------- views
@@ -247,7 +247,7 @@ def test_the_open_round_is_past_every_round_that_has_closed(synchronous, values)
 
 def test_the_open_round_is_past_those_in_rows_that_were_sent_here(synchronous):
     """... though this server closed none: a worker that joined began at round 0 once."""
-    synchronous.machine.replication.replicas[0].sync_from(version=3, closed=5)
+    synchronous.machine.state.replicas[0].sync_from(version=3, closed=5)
     synchronous.receive(SCHEDULER, Freeze((1, 2)))
     assert synchronous.sent(Frozen)[0].standing("").replayed == 5
 
@@ -294,7 +294,7 @@ def test_tables_hear_who_is_left(server, rigs):
     """What a worker was answered is kept for as long as it is there."""
     left = rigs.view_of(2, workers=1, tables=server.view.tables)
     server.adopt(left)
-    assert server.machine.replication.replicas[0].shard.kept == [
+    assert server.machine.state.replicas[0].shard.kept == [
         member.incarnation for member in left.workers
     ]
 

@@ -235,7 +235,7 @@ resend_applies_all = bug(
 
 def _heard_only(right):
     def progress(self, group):
-        heard = max((replica.reached for replica in self.chains.of(group)), default=0)
+        heard = max((replica.reached for replica in self._chains.of(group)), default=0)
         return replace(right(self, group), replayed=heard)
 
     return progress

@@ -315,8 +315,8 @@ def check_waiting(node: NodeId, machine: ServerMachine) -> None:
 
     `visitor`: a pull that reads only tables of other groups does not wait.
     """
-    waiting = machine.wait_queue.waiting()
-    logs = machine.admission.logs.values()
+    waiting = machine.requests.wait_queue.waiting()
+    logs = machine.requests.admission.logs.values()
     recorded = sum(list(log.outcomes.values()).count("waiting") for log in logs)
     if recorded != len(waiting):
         text = f"{node} recorded {recorded} waiting pulls and queues {len(waiting)}"
@@ -324,8 +324,8 @@ def check_waiting(node: NodeId, machine: ServerMachine) -> None:
     for request, reason, _ in waiting:
         if not reason and not machine.frozen:
             raise violated("forgotten", f"{describe(request)} waits at {node} for no reason")
-    replicas = machine.replication.replicas
-    for admitted in (each.admitted for each in machine.wait_queue.pulls.values()):
+    replicas = machine.state.replicas
+    for admitted in (each.admitted for each in machine.requests.wait_queue.pulls.values()):
         pulled = [number for number, _, _ in admitted.footprint.pulls]
         if not all(number in replicas for number in pulled):
             text = f"{describe(admitted.request)} waits at {node}, which has lost its rows"
@@ -333,7 +333,7 @@ def check_waiting(node: NodeId, machine: ServerMachine) -> None:
         groups = {replicas[number].group for number in pulled}
         waits = admitted.request.pushes or not admitted.log.complete(admitted.request.seq)
         # a frozen server looks again at who has read its answers when it goes on
-        waits = waits or machine.frozen or machine.wait_queue.is_full(admitted.sender)
+        waits = waits or machine.frozen or machine.requests.wait_queue.is_full(admitted.sender)
         if not waits and admitted.log.group not in groups:
             raise violated("visitor", f"{node} lets a pull of another group's tables wait")
 
@@ -341,7 +341,7 @@ def check_waiting(node: NodeId, machine: ServerMachine) -> None:
 def check_served(node: NodeId, machine: ServerMachine, pulls: Sequence[Named]) -> None:
     """`unreplicated`: a pull returns only what all replicas have, except under `asp`."""
     for number, _, _ in pulls:
-        replica = machine.replication.replicas[number]
+        replica = machine.state.replicas[number]
         spec = replica.shard.spec
         tail = replica.placement.tail == machine.session.rank
         if not tail and replica.version > replica.done and spec.consistency.name != "asp":

@@ -24,8 +24,8 @@ def evidence(machine: Machine, sender: NodeId, message: Message) -> Hashable:
     if not isinstance(machine, ServerMachine):
         return None
     if isinstance(message, Replicate | StateChunk):
-        return machine.session.view_id, machine.replication.chains.taken(sender)
-    log = machine.admission.logs.get(sender)
+        return machine.session.view_id, machine.chains.taken(sender)
+    log = machine.requests.admission.logs.get(sender)
     if log is None or not isinstance(message, Request):
         return None
     code = log.outcomes.get(message.seq)

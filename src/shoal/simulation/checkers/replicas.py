@@ -46,7 +46,7 @@ def check_holdings(
     stamps: list[np.ndarray] = []
     leased = np.zeros(EPOCHS * BATCHES, np.float32)
     longest = max(
-        len(c.placement.in_sync) for m in servers.values() for c in m.replication.replicas.values()
+        len(c.placement.in_sync) for m in servers.values() for c in m.state.replicas.values()
     )
     # by position in the chain; a shorter chain counts its tail for the positions after it
     ledgers = [np.zeros(work.keys, np.float32) for _ in range(longest)]
@@ -148,7 +148,7 @@ def _held(machine: ServerMachine) -> list[tuple[Replica, ShardStore]]:
     """Return a server's in-sync replicas, each with its rows."""
     return [
         (replica, replica.shard)
-        for replica in machine.replication.replicas.values()
+        for replica in machine.state.replicas.values()
         if replica.rank in replica.placement.in_sync
     ]
 

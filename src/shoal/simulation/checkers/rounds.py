@@ -47,7 +47,7 @@ class ClosedRounds:
         """A server adopts a view: it may become the head of some fragments."""
         self._since.pop(machine.session.incarnation, None)
         view = machine.session.view_id
-        for replica in machine.replication.replicas.values():
+        for replica in machine.state.replicas.values():
             if replica.previous == NONE and not replica.group:
                 for fragment in _fragments(replica):
                     if view > self._views.get(fragment, NO_VIEW):
@@ -60,7 +60,7 @@ class ClosedRounds:
 
         `rounds`: each fragment takes each round once, and in order.
         """
-        clocks, clock = machine.clocks.of(""), note.fields["clock"]
+        clocks, clock = machine.state.clocks.of(""), note.fields["clock"]
         self._look(machine, now)
         passed = self._passed[machine.session.incarnation]
         since = min((at for at, reached in passed if reached > clock), default=inf)
@@ -85,7 +85,7 @@ class ClosedRounds:
         self._look(machine, now)
         if (next_at := machine.deadline()) is not None and next_at <= now:
             return
-        closed = machine.clocks.of("").closed
+        closed = machine.state.clocks.of("").closed
         for since, clock in self._since[machine.session.incarnation]:
             if now > since + self._quorum.grace_s + SLACK_S and closed < clock:
                 text = f"rounds below {closed}, and enough have passed {clock} since {since:.3f}"
@@ -93,7 +93,7 @@ class ClosedRounds:
 
     def _look(self, machine: ServerMachine, now: float) -> None:
         """Note since when, here and in this view, the quorum has passed which clock."""
-        clocks = machine.clocks.of("")
+        clocks = machine.state.clocks.of("")
         at_work = sorted((at for _, at in clocks.items() if at < FOREVER), reverse=True)
         for passed in (self._passed, self._since):
             known = passed.setdefault(machine.session.incarnation, [])

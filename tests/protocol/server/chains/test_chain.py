@@ -175,9 +175,9 @@ def test_who_takes_over_waits_for_pushes_that_only_the_dead_had_accepted(rigs):
     for worker in (0, 1):
         chain.ask(0, worker, 0, 1, 1, 1, 1)
         chain.ask(1, worker, 1, advance=1)  # both have told the tail that round 0 is over
-    assert chain.servers[1].clocks.of("").minimum == 1
+    assert chain.servers[1].state.clocks.of("").minimum == 1
     chain.without(0)
-    assert chain.servers[1].clocks.of("").minimum == 0
+    assert chain.servers[1].state.clocks.of("").minimum == 0
     assert chain.ask(1, 0, 0, 1, 1, 1, 1) == [("worker-0", 0, "accepted")]
     chain.ask(1, 0, 2, advance=1)
     assert chain.rows(1) == [0] * ROWS
@@ -219,7 +219,7 @@ def test_that_nobody_works_holds_for_that_view_only(rigs):
             chain.receive(rank, SCHEDULER, NewView(view))
         chain.deliver()
     chain.view = replace(chain.view, number=3)
-    chains = chain.servers[1].replication.chains
+    chains = chain.servers[1].chains
     assert chains.reached(chains.replicas[0], FOREVER) == 0
     assert chain.ask(1, 0, 0, clock=1, pulls=(Part(0, 0, ROWS),)) == []
     assert chain.servers[1].waiting()
@@ -259,17 +259,17 @@ def test_what_is_sent_again_does_not_say_how_far_its_head_was_with_other_arcs(ri
     low, high = KeyRange(0, 2), KeyRange(2, ROWS)
     view = rigs.view_of(servers=3, tables=(rigs.table(rows=ROWS, fragment_rows=ROWS),))
     view = replace(view, placements=((Placement(low, (0, 1, 2)), Placement(high, (1, 2))),))
-    holding, out = Replicas(DenseShard), []
-    middle = Chains(holding.replicas)
-    holding.adopt(view, 1)
+    holding, out = Replicas(), []
+    middle = Chains(holding.by_number)
+    holding.adopt(view, 1, DenseShard)
     middle.adopt(view, 1, out)
-    replica = holding.replicas[1]
+    replica = holding.by_number[1]
     change = Change(replica, Part(0, 2, ROWS), version=replica.count())
     middle.carry(Operation("round", (1,), 5, [change], round=4, weight=1.0), out)
     assert [each.message.clock for each in out] == [5]
     after = replace(view, number=2, placements=((Placement(low, (1, 2)), Placement(high, (1, 2))),))
     out.clear()
-    assert holding.adopt(after, 1).begin == {"": 0}
+    assert holding.adopt(after, 1, DenseShard).begin == {"": 0}
     middle.adopt(after, 1, out)
     assert [each.message.clock for each in out] == [0]
 

@@ -28,7 +28,7 @@ def test_an_operation_is_kept_until_its_message_is_read_although_all_have_it(cha
     chain.receive(1, "server-0", again[0].message, again[0].payload)
     chain.deliver(ReplicateAck)
     assert [seq for _, seq, code, _ in chain.told if code == "applied"] == [0, 1]
-    chains = chain.servers[0].replication.chains
+    chains = chain.servers[0].chains
     assert not chains.idle
     chain.receive(1, "server-0", again[1].message, again[1].payload)
     chain.deliver(ReplicateAck)
@@ -48,7 +48,7 @@ def test_late_answers_to_greetings_send_nothing_again(chain):
 
 def test_a_greeting_of_a_server_that_connects_anew_has_it_sent_again(rigs):
     chain = rigs.Chain(length=3)
-    head = chain.servers[1].replication.chains
+    head = chain.servers[1].chains
     assert head.rank == 1
     chain.ask(0, 0, 0, 1, 1, 1, 1)
     chain.deliver(Replicate)
@@ -59,7 +59,7 @@ def test_a_greeting_of_a_server_that_connects_anew_has_it_sent_again(rigs):
 
 def test_an_acknowledgement_of_a_resent_message_is_not_timed(chain):
     """It may be of either copy. The next message, sent once, is timed again."""
-    options = chain.servers[0].replication.chains.options
+    options = chain.servers[0].chains.options
     chain.ask(0, 0, 0, 1, 1, 1, 1)
     chain.now = options.resend_s
     chain.tick(0, chain.now)
@@ -74,7 +74,7 @@ def test_an_acknowledgement_of_a_resent_message_is_not_timed(chain):
 
 def test_a_slow_server_is_sent_each_message_a_few_times_at_most(chain):
     """It acknowledges each after twice the first time-out."""
-    options = chain.servers[0].replication.chains.options
+    options = chain.servers[0].chains.options
     sent = 0
     for seq in range(20):
         chain.ask(0, 0, seq, 1, 1, 1, 1)

@@ -17,7 +17,7 @@ KEYED = replace(PUSH, parts=(Part(0, 0, 4, 2),))
 @pytest.fixture
 def tail(rigs):
     machine = rigs.Chain(bsp()).servers[1]
-    assert machine.replication.chains.expected("server-0") == NEXT
+    assert machine.chains.expected("server-0") == NEXT
     return machine
 
 

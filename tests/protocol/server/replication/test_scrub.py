@@ -37,8 +37,8 @@ def test_replicas_look_whether_they_have_what_the_head_has(rigs, length):
     chain.ask(0, 0, 0, 1, 2, 3, 4)
     chain.deliver()
     assert compared(chain, EARLY) == [(rank, "compared") for rank in range(1, length)]
-    assert all(server.replication.chains.idle for server in chain.servers)  # or no rows could move
-    chain.servers[length - 1].replication.replicas[0].shard.rows[2] += 1
+    assert all(server.chains.idle for server in chain.servers)  # or no rows could move
+    chain.servers[length - 1].state.replicas[0].shard.rows[2] += 1
     expected = [(rank, "compared") for rank in range(1, length - 1)]
     assert compared(chain, LATER) == [*expected, (length - 1, "differs")]
 
@@ -75,6 +75,6 @@ def test_a_check_that_was_not_answered_ends_with_its_view(chain):
     chain.ask(0, 0, 0, 1, 2, 3, 4)
     chain.deliver()
     chain.tick(0, EARLY)
-    assert not chain.servers[0].replication.chains.idle
+    assert not chain.servers[0].chains.idle
     chain.without(1)
-    assert chain.servers[0].replication.chains.idle
+    assert chain.servers[0].chains.idle

@@ -60,8 +60,10 @@ def test_footprints_of_many_parts_are_not_kept_for_ever(server):
     for count in range(1, REPEATS_MAX + 1):
         for start in range(3):
             pulls = (Part(0, start, start + 1),) * count
-            assert server.machine.admission.footprint(Request((1, 1), 11, 0, 0, 0, pulls=pulls))
-    kept = server.machine.admission._footprints
+            assert server.machine.requests.admission.footprint(
+                Request((1, 1), 11, 0, 0, 0, pulls=pulls)
+            )
+    kept = server.machine.requests.admission._footprints
     assert sum(1 + len(each) for _, each in kept) <= 1 << 14
 
 
@@ -127,7 +129,7 @@ def test_a_whole_state_is_assigned_and_read_with_its_count(stateful):
     given = Request((1, 1), 11, 0, 0, 0, (STATE,), assign=True, updates=7)
     stateful.receive("worker-0", given, values)
     assert stateful.codes("worker-0") == ["applied"]
-    assert stateful.machine.replication.replicas[0].shard.written == (list(range(8)), 7)
+    assert stateful.machine.state.replicas[0].shard.written == (list(range(8)), 7)
     stateful.handle(Received("worker-0", Request((1, 1), 11, 1, 0, 0, pulls=(STATE,))))
     [answer] = stateful.sends(Reply)
     assert (answer.message.updates, b"".join(map(bytes, answer.buffers))) == (7, values)

@@ -264,10 +264,10 @@ def test_a_marker_is_not_taken_once_more_when_later_pushes_are_in_the_rows(ahead
     chain.ask(0, 1, 1, advance=2)
     chain.deliver()
     assert chain.saved == [(1, "w0", 2, [0] * 4)]
-    saving = chain.servers[1].checkpointer
+    saving = chain.servers[1].requests.checkpointer
     saving._taken.clear()  # as of a copy that is a piece of another
     out = []
-    saving.before(chain.servers[1].replication.replicas[0], 2, out)
+    saving.before(chain.servers[1].state.replicas[0], 2, out)
     assert out == []
 
 

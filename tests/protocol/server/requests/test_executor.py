@@ -58,7 +58,7 @@ def test_a_worker_that_leaves_is_hung_up_on(rigs):
     server.ask(0, 1, pulls=PULL)
     server.adopt(rigs.view_of(2, workers=[1], tables=server.view.tables))
     assert HangUp("worker-0") in server.effects
-    assert not server.machine.wait_queue.is_full("worker-0")
+    assert not server.machine.requests.wait_queue.is_full("worker-0")
 
 
 def test_a_fast_worker_is_parked_and_told_for_whom(rigs):
@@ -109,8 +109,8 @@ def test_a_parked_pull_that_its_worker_has_given_up_is_forgotten(synchronous):
 
 def test_a_parked_pull_that_need_not_wait_is_found_by_check(synchronous):
     synchronous.ask(0, 0, clock=0, advance=1, pulls=PULL)
-    synchronous.machine.clocks.of("").advance(11, 5)
-    synchronous.machine.clocks.of("").advance(12, 5)
+    synchronous.machine.state.clocks.of("").advance(11, 5)
+    synchronous.machine.state.clocks.of("").advance(12, 5)
     with pytest.raises(InvariantBroken, match="waits although every worker has reached"):
         synchronous.machine.check()
 
@@ -127,7 +127,7 @@ def test_a_round_is_applied_once_when_it_closes(synchronous, values):
     assert synchronous.rows == [2, 4, 6, 8]
     assert synchronous.codes("worker-0") == ["applied"]
     assert synchronous.codes("worker-1") == ["applied", "applied"]
-    assert synchronous.machine.replication.replicas[0].shard.merged == [[3.0, 2.0]]  # in rank order
+    assert synchronous.machine.state.replicas[0].shard.merged == [[3.0, 2.0]]  # in rank order
 
 
 def test_one_message_may_push_advance_and_pull(synchronous, values):
@@ -177,7 +177,7 @@ def failing(*_arguments):
 
 
 def test_a_push_whose_method_fails_is_refused_and_the_next_is_taken(server, values, monkeypatch):
-    shard = server.machine.replication.replicas[0].shard
+    shard = server.machine.state.replicas[0].shard
     with monkeypatch.context() as patched:
         patched.setattr(shard, "apply", failing)
         assert server.ask(0, 0, values, pushes=PUSH, pulls=PULL) == ["refused"]
@@ -188,7 +188,7 @@ def test_a_push_whose_method_fails_is_refused_and_the_next_is_taken(server, valu
 
 def test_a_round_whose_method_fails_is_refused_to_all_who_pushed(synchronous, values, monkeypatch):
     server = synchronous
-    monkeypatch.setattr(server.machine.replication.replicas[0].shard, "merge", failing)
+    monkeypatch.setattr(server.machine.state.replicas[0].shard, "merge", failing)
     assert server.ask(0, 0, values, pushes=PUSH, advance=1, pulls=PULL) == []
     found = server.ask(1, 0, values, pushes=PUSH, advance=1)
     assert sorted(found) == ["refused"]

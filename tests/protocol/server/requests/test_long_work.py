@@ -48,7 +48,7 @@ def end(rig, effect):
     rig.handle(Offloaded(effect.ticket, effect.work()))
     effects = list(rig.effects)
     while rig.machine.deadline() == rig.now:
-        before = len(rig.machine._interim.kept)
+        before = len(rig.machine.requests.interim.kept)
         rig.handle(Ticked())
         effects += rig.effects
         if not before:
@@ -214,7 +214,7 @@ def test_a_push_to_a_small_shard_that_is_being_saved_is_kept(server, rigs, monke
     rig = server(bsp(), bsp(), save_every=1, workers=1)
     rig.ask(0, 0, rigs.as_bytes(1, 1, 1, 1), pushes=(SMALL,), advance=1)
     small = next(n for n, each in replicas(rig).items() if each.shard.spec.name == "small")
-    while rig.machine._long_work.busy != {small}:
+    while rig.machine.requests.long_work.busy != {small}:
         work = offloaded(rig)
         rig.handle(Offloaded(work.ticket, work.work()))
     work = offloaded(rig)
@@ -225,7 +225,7 @@ def test_a_push_to_a_small_shard_that_is_being_saved_is_kept(server, rigs, monke
 
 
 def replicas(rig):
-    return rig.machine.replication.replicas
+    return rig.machine.state.replicas
 
 
 def test_a_deadline_waits_while_a_handler_is_suspended(server, rigs):

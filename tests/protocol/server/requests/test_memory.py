@@ -19,6 +19,7 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.requests.memory import MemoryOptions
+from shoal.protocol.server.requests.requests import RequestOptions
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, Placement, View
 from shoal.tables.consistency import asp, bsp, ssp
@@ -49,7 +50,7 @@ class Servers:
             ServerMachine(
                 Session(f"server-{rank}", "server"),
                 open_shard,
-                memory=MemoryOptions(INDEX_BYTES + each * ROW, bytes_needed),
+                requests=RequestOptions(MemoryOptions(INDEX_BYTES + each * ROW, bytes_needed)),
             )
             for rank, each in enumerate(rows)
         ]
@@ -107,7 +108,7 @@ class Servers:
             self.ask(worker, advance=to)
 
     def shard(self, rank=0):
-        return self.servers[rank].replication.replicas[0].shard
+        return self.servers[rank].state.replicas[0].shard
 
     def equal(self):
         """Whether all replicas have the same rows."""
@@ -222,7 +223,7 @@ def test_a_replica_beyond_its_own_limit_applies_what_the_head_has_applied(rule):
 def test_rows_that_other_heads_create_count(monkeypatch):
     """A server is the head of one table and follows in another."""
     servers = Servers(100, 100)
-    memory = servers.servers[1]._opening._memory
+    memory = servers.servers[1].requests.memory
     assert memory.problem(((0, KeyRange(0, SLOTS), 50),), []) == ""
     spare = memory._spare
     servers.ask(0, range(40))
@@ -246,9 +247,8 @@ class Opening:
             self.opened.append(spec.name)
             return open_shard(spec, rows)
 
-        machine = ServerMachine(
-            Session("server-0", "server"), opener, memory=MemoryOptions(limit, bytes_needed)
-        )
+        options = RequestOptions(MemoryOptions(limit, bytes_needed))
+        machine = ServerMachine(Session("server-0", "server"), opener, requests=options)
         self.rigs, self.rig, self.number = rigs, rigs.Rig(machine), 0
         self.rig.receive(SCHEDULER, NewView(rigs.view_of()))
 

@@ -51,17 +51,17 @@ def test_a_late_push_is_refused_and_its_worker_moves_on(server, values):
     reply = rig.sent(Reply)[0]
     assert (reply.reason, reply.clock_min) == ("round 0 has closed", 1)
     assert rig.rows == [3, 6, 9, 12]
-    assert rig.machine.clocks[rig.view.workers[3].incarnation] == 1
+    assert rig.machine.state.clocks[rig.view.workers[3].incarnation] == 1
 
 
 def test_workers_that_come_in_the_grace_window_are_in_the_round(server, values):
     rig = server(Quorum(2, grace_s=0.5))
     step(rig, 0, values)
     rig.handle(Ticked())
-    assert rig.machine.clocks.due_at == inf
+    assert rig.machine.state.clocks.due_at == inf
     rig.now = 1.0
     assert step(rig, 1, values) == []  # the window begins
-    assert rig.machine.deadline() <= rig.machine.clocks.due_at == 1.5
+    assert rig.machine.deadline() <= rig.machine.state.clocks.due_at == 1.5
     rig.now = 1.4
     assert step(rig, 2, values) == []
     rig.now = 1.49
@@ -78,7 +78,7 @@ def test_a_round_closes_in_its_grace_window_once_all_are_there(server, values):
     for worker in range(2):
         assert step(rig, worker, values) == []
     assert step(rig, 2, values) == ["applied"]
-    assert rig.machine.clocks.due_at == inf
+    assert rig.machine.state.clocks.due_at == inf
 
 
 def test_a_window_that_is_over_ends_with_whatever_comes_next(server, values):
@@ -142,12 +142,12 @@ def test_a_push_counts_in_the_shards_that_have_it_only(rigs, values):
     two = bytes(values) + bytes(values)
     rig.ask(0, 0, two, pushes=both)
     rig.ask(1, 0, two, pushes=both)
-    rounds, log = rig.machine.executor.rounds, rig.machine.admission.logs["worker-1"]
-    [of_second] = [number for number in rig.machine.replication.replicas if number]
+    rounds, log = rig.machine.state.rounds, rig.machine.requests.admission.logs["worker-1"]
+    [of_second] = [number for number in rig.machine.state.replicas if number]
     rounds.remove(log.incarnation, 0, [of_second])
     log.refuse(0, of_second)
     rig.ask(0, 1, clock=0, advance=1)
-    shards = [each.shard for each in rig.machine.replication.replicas.values()]
+    shards = [each.shard for each in rig.machine.state.replicas.values()]
     assert [shard.merged for shard in shards] == [[[1.0, 1.0]], [[1.0]]]
     assert log.missing(0, Part(0, 0, 4)) == []
     assert [len(rows) for rows in log.missing(0, Part(1, 0, 4))] == [4]
@@ -158,10 +158,10 @@ def test_what_was_refused_is_not_taken_when_it_comes_again_in_a_new_view(server,
     rig = server(Quorum(1), workers=2)
     step(rig, 0, values)
     assert step(rig, 1, values) == ["round_closed"]
-    rig.machine.admission.logs["worker-1"].placements_changed()
-    rig.machine.admission.logs["worker-0"].placements_changed()
-    assert rig.machine.admission.logs["worker-0"].recheck == {0}
-    assert rig.machine.admission.logs["worker-1"].recheck == set()
+    rig.machine.requests.admission.logs["worker-1"].placements_changed()
+    rig.machine.requests.admission.logs["worker-0"].placements_changed()
+    assert rig.machine.requests.admission.logs["worker-0"].recheck == {0}
+    assert rig.machine.requests.admission.logs["worker-1"].recheck == set()
     assert rig.ask(1, 0, values, clock=9, pushes=PUSH) == ["round_closed"]
 
 

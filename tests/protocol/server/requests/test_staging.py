@@ -79,7 +79,7 @@ class Server:
         return codes(effects)
 
     def rows(self, number=0):
-        return self.machine.replication.replicas[number].shard.rows.view(-1).tolist()
+        return self.machine.state.replicas[number].shard.rows.view(-1).tolist()
 
 
 def codes(effects):
@@ -125,7 +125,7 @@ def test_no_checkpoint_of_its_clock_or_before_contains_a_streamed_push_under_ssp
     land = server.begin(server.request(0), ones())
     assert land.sink.by_view
     land()
-    assert server.machine.replication.replicas[0].closed == 1
+    assert server.machine.state.replicas[0].closed == 1
 
 
 def test_a_fragment_is_not_applied_while_a_checkpoint_is_due():
@@ -134,7 +134,7 @@ def test_a_fragment_is_not_applied_while_a_checkpoint_is_due():
     server.adopt(2, checkpoint_clocks=(1,))
     land = server.begin(server.request(0), ones())
     land()
-    server.machine.clocks.of("").advance(2, 1)
+    server.machine.state.clocks.of("").advance(2, 1)
     land()
     assert server.rows() == [1] * FRAGMENT + [0] * (ROWS - FRAGMENT)
     assert land.sink.revoked
@@ -189,7 +189,7 @@ def test_nothing_is_applied_under_a_later_view(landed):
 def test_what_its_worker_gave_up_is_forgotten():
     server = Server(table())
     server.begin(server.request(0), ones())()
-    log = server.machine.admission.logs["w"]
+    log = server.machine.requests.admission.logs["w"]
     assert 0 in log.parts
     server.push(Request(server.view, 2, 1, 1, 0, (Part(0, 0, ROWS),)), ones())
     assert 0 not in log.parts
@@ -260,7 +260,7 @@ def test_an_acknowledgement_without_a_fragment_is_a_bug_that_is_named():
     land = server.begin(server.request(0), ones())
     land()
     land()
-    server.machine.admission.logs["w"].parts[0].clear()
+    server.machine.requests.admission.logs["w"].parts[0].clear()
     with pytest.raises(InvariantBroken, match="not applied"):
         land()
 

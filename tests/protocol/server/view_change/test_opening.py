@@ -59,7 +59,7 @@ def test_a_shard_is_opened_outside_of_the_loop_and_taken_by_the_view(server, rig
     assert server.sent() == [ShardsOpened(1, (1, 1), (("w", (ROWS,)),))]
     server.receive(SCHEDULER, NewView(rigs.view_of(number=2, tables=(table,))))
     assert opened == [("w", ROWS)]
-    assert len(server.machine.replication.replicas) == 1
+    assert len(server.machine.state.replicas) == 1
 
 
 def test_a_list_that_comes_again_opens_nothing_again(server, rigs, opened):
@@ -106,7 +106,7 @@ def test_a_list_of_a_view_that_is_not_here_yet_waits_for_it(server, rigs):
     ask(server, 2, view=(1, 2))
     assert [type(each) for each in server.sent()] == [Heartbeat]
     server.receive(SCHEDULER, NewView(rigs.view_of(number=2, tables=(table,))))
-    assert len(server.machine.replication.replicas) == 1
+    assert len(server.machine.state.replicas) == 1
 
 
 def test_smaller_shards_are_opened_first(server, rigs, opened):

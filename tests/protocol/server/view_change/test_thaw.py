@@ -28,7 +28,7 @@ def three(rigs):
 
 def freeze(chain, rank, view=PROMISED):
     chain.receive(rank, SCHEDULER, Freeze(view, VIEW))
-    assert chain.servers[rank].admission.promised == view
+    assert chain.servers[rank].requests.admission.promised == view
 
 
 def frozen(chain):

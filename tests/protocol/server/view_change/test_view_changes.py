@@ -49,7 +49,7 @@ def place(chain, *placements):
 
 def rows(chain, rank):
     """The values that a server has, by replica."""
-    replicas = chain.servers[rank].replication.replicas.values()
+    replicas = chain.servers[rank].state.replicas.values()
     return [replica.shard.rows.view(-1).tolist() for replica in replicas]
 
 
@@ -66,7 +66,7 @@ def test_it_knows_them_where_the_rows_have_been_cut_since(chain):
     place(chain, Placement(LOW, (0,)), Placement(HIGH, (0,)))
     place(chain, Placement(LOW, (0,)), Placement(HIGH, (0, 1), syncing_since=4))
     place(chain, Placement(LOW, (0,)), Placement(HIGH, (1,)))
-    log = chain.servers[1].admission.logs["worker-0"]
+    log = chain.servers[1].requests.admission.logs["worker-0"]
     assert [part.part.start for part in log.parts[0]] == [HIGH.start]
     assert rows(chain, 1) == [[3, 4]]
 
@@ -74,7 +74,7 @@ def test_it_knows_them_where_the_rows_have_been_cut_since(chain):
 def test_it_knows_a_push_of_some_rows_for_no_more_than_these(chain):
     """The rest of the push comes later: its fragments are streamed."""
     place(chain, Placement(ALL, (0, 1), syncing_since=3))
-    log = chain.servers[1].admission.logs["worker-0"]
+    log = chain.servers[1].requests.admission.logs["worker-0"]
     assert log.missing(0, Part(0, 0, ROWS)) == [LOW]
 
 
@@ -87,7 +87,7 @@ def test_a_piece_of_another_transfer_is_not_taken(chain):
     [chunk] = [each for each in chain.under_way if isinstance(each.message, StateChunk)]
     chain.under_way.remove(chunk)
     chain.deliver()
-    [replica] = chain.servers[1].replication.replicas.values()
+    [replica] = chain.servers[1].state.replicas.values()
     for number, other in enumerate(({"since": 2}, {"at": 1}, {}), chunk.message.number):
         assert replica.shard.syncing
         message = replace(chunk.message, number=number, **other)
@@ -102,7 +102,7 @@ def test_a_server_that_receives_rows_knows_the_weights_of_their_rounds(rigs):
         chain.ask(0, worker, 0, 1, 1, 1, 1, weight=2.0)
         chain.ask(0, worker, 1, advance=1)
     place(chain, Placement(ALL, (0, 1), syncing_since=3))
-    weights = [server.executor.rounds.weights("") for server in chain.servers]
+    weights = [server.state.rounds.weights("") for server in chain.servers]
     assert weights == [((0, 4.0),)] * 2
 
 
@@ -131,7 +131,7 @@ def test_a_worker_that_dies_weighs_in_no_round_that_it_had_not_finished(rigs):
     chain.view = replace(chain.view, workers=(second,), departed=departed)
     chain.without()
     chain.ask(0, 1, 1, advance=1)
-    assert chain.servers[0].executor.rounds.weights("") == ((0, 2.0),)
+    assert chain.servers[0].state.rounds.weights("") == ((0, 2.0),)
 
 
 def drain(chain):
@@ -142,14 +142,14 @@ def drain(chain):
 
 
 def senders(chain, rank):
-    return sorted(each.sender for each in chain.servers[rank].executor.rounds.entries())
+    return sorted(each.sender for each in chain.servers[rank].state.rounds.entries())
 
 
 def test_a_transfer_that_has_begun_anew_sends_all_rows(chain):
     for number in (3, 4):  # the syncing replica is dropped in between
         place(chain, Placement(ALL, (0, 1), syncing_since=number))
         assert rows(chain, 1) == [[0, 0, 3, 4]]
-        [replica] = chain.servers[1].replication.replicas.values()
+        [replica] = chain.servers[1].state.replicas.values()
         assert not replica.shard.syncing
 
 
@@ -159,7 +159,7 @@ def test_a_new_head_weighs_and_rates_what_the_one_before_had_accepted_as_it_did(
     assert chain.ask(0, 0, 0, 1, 1, 1, 1, **sent) == [("worker-0", 0, "accepted")]
     drain(chain)
     chain.without(0)
-    [entry] = chain.servers[1].executor.rounds.entries()
+    [entry] = chain.servers[1].state.rounds.entries()
     assert (entry.weight, [part.lr for part in entry.parts]) == (3.0, [0.5])
 
 
@@ -174,19 +174,19 @@ def middle(rigs):
 
 
 def test_a_new_head_asks_every_group_how_far_it_is(middle):
-    holding = Replicas(DenseShard)
+    holding = Replicas()
     for number, path in ((1, (0, 1, 2)), (2, (1, 2))):
         placements = ((Placement(ALL, path),),) * 2
-        moved = holding.adopt(replace(middle, number=number, placements=placements), 1)
+        moved = holding.adopt(replace(middle, number=number, placements=placements), 1, DenseShard)
     assert moved.begin == {"": 0, "eval": 0}
 
 
 def test_a_heads_clock_counts_for_the_rows_that_come_by_its_way_only(middle):
     ways = ((Placement(LOW, (0, 1, 2)), Placement(HIGH, (0, 2))), (Placement(ALL, (0, 1, 2)),))
     view = replace(middle, placements=ways)
-    holding = Replicas(DenseShard)
-    holding.adopt(view, 2)
-    tail = Chains(holding.replicas)
+    holding = Replicas()
+    holding.adopt(view, 2, DenseShard)
+    tail = Chains(holding.by_number)
     tail.adopt(view, 2, [])
     tail.reach(Replicate(view.id, 0, (0, 1), 7, "round", (), (), ()))
-    assert [replica.clock for replica in holding.replicas.values()] == [7, 0, 0]
+    assert [replica.clock for replica in holding.by_number.values()] == [7, 0, 0]

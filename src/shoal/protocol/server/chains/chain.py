@@ -19,7 +19,7 @@ from math import inf
 from shoal.protocol.machine import Arrival, Discard, Effects, EventTime, Send, Sink
 from shoal.protocol.messages import Part, Replicate, ReplicateAck, StateChunk
 from shoal.protocol.messages.reasons import some_of
-from shoal.protocol.server.chains.handshakes import Greetings
+from shoal.protocol.server.chains.handshakes import Handshakes
 from shoal.protocol.server.chains.link import Incoming, Link, ReplicationOptions
 from shoal.protocol.server.chains.operations import (
     Change,
@@ -61,7 +61,7 @@ class Chains:
         self._ids: dict[int, NodeId] = {}  # of the servers, by rank
         self._servers: set[NodeId] = set()
         self._before: set[NodeId] = set()  # servers of lower rank, which connect to this one
-        self._greetings = Greetings(self.options.resend_s, self.options.resend_max_s)
+        self._handshakes = Handshakes(self.options.resend_s, self.options.resend_max_s)
         self._links: dict[NodeId, Link] = {}
         self._round_trips: dict[NodeId, RoundTrip] = {}
         self._incoming: dict[NodeId, Incoming] = {}
@@ -105,11 +105,11 @@ class Chains:
     def greet(self, out: Effects) -> None:
         """Connect to neighbours of higher rank: of two servers the one of lower rank connects."""
         beside = [each for r in self.replicas.values() for each in (r.previous, r.following)]
-        self._greetings.begin([self._ids[r] for r in beside if r > self.rank], self.time.now)
+        self._handshakes.begin([self._ids[r] for r in beside if r > self.rank], self.time.now)
         self._greet(out)
 
     def _greet(self, out: Effects) -> None:
-        for node in self._greetings.take(self.time.now):
+        for node in self._handshakes.take(self.time.now):
             out.append(Send(node, ReplicateAck(self._view, 0, ())))
 
     def reached(self, replica: Replica, clock: int) -> int:
@@ -197,8 +197,8 @@ class Chains:
 
     def acknowledged(self, sender: NodeId, message: ReplicateAck, out: Effects) -> bool:
         """Handle an acknowledgement of the next server; return whether it is news."""
-        if sender in self._greetings.silent:
-            self._greetings.answered(sender)
+        if sender in self._handshakes.silent:
+            self._handshakes.answered(sender)
         link = self._links.get(sender)
         if not message.number and sender in self._before:  # a greeting: the connection may be new
             if link is not None:
@@ -289,8 +289,8 @@ class Chains:
         """Yield the messages that are due now, in order: each when the one before is applied."""
         if self._found(sender, message) is None:
             return
-        if sender in self._greetings.silent:
-            self._greetings.answered(sender)
+        if sender in self._handshakes.silent:
+            self._handshakes.answered(sender)
         incoming = self._incoming.setdefault(sender, Incoming())
         if message.number < incoming.expected:
             out.append(Send(sender, self._ack(sender, incoming)))
@@ -355,7 +355,7 @@ class Chains:
 
     def wakes_at(self) -> float:
         resends_at = min((link.again_at for link in self._links.values()), default=inf)
-        return min(resends_at, self._greetings.wakes_at())
+        return min(resends_at, self._handshakes.wakes_at())
 
     def tick(self, out: Effects) -> None:
         """Resend what is not acknowledged in time."""
@@ -373,7 +373,7 @@ class Chains:
             rank for replica in self.replicas.values() for rank in replica.chain if rank > self.rank
         }
         if node in (self._ids.get(rank) for rank in chained):
-            self._greetings.lost(node, again_at)
+            self._handshakes.lost(node, again_at)
 
     def behind(self, replicas: Sequence[Replica], clock: int) -> str:
         """Return which heads have not announced `clock`, as the reason of a wait."""

@@ -1,4 +1,4 @@
-"""Greetings: which neighbours have not answered in this view, and when to greet them again."""
+"""Handshakes: which neighbours have not answered in this view, and when to greet them again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import inf
 from shoal.protocol.views import NodeId
 
 
-class Greetings:
+class Handshakes:
     """The neighbours that this server connects to, until they answer.
 
     A greeting is repeated after `least_s`, then after twice as long each time, up to `most_s`: a

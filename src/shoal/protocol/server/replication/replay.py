@@ -7,13 +7,12 @@ from shoal.protocol.machine import Effects, Note
 from shoal.protocol.messages import Part, Replicate, StateChunk
 from shoal.protocol.server.chains.chain import Chains, Stage
 from shoal.protocol.server.chains.operations import Change, Operation
-from shoal.protocol.server.requests.admission import Admission
-from shoal.protocol.server.requests.executor import Applier, Executor
-from shoal.protocol.server.requests.memory import TableMemory
+from shoal.protocol.server.requests.requests import Requests
 from shoal.protocol.server.state.replica import NOT_BEGUN, Replica
 from shoal.protocol.server.state.request_log import RequestLog
 from shoal.protocol.server.state.rounds import Contribution, PushPart
 from shoal.protocol.server.state.shard_store import Loads, Staged
+from shoal.protocol.server.state.state import ServerState
 
 
 class Replayer:
@@ -21,17 +20,16 @@ class Replayer:
 
     def __init__(
         self,
-        admission: Admission,
+        state: ServerState,
         chains: Chains,
-        executor: Executor,
-        applier: Applier,
-        memory: TableMemory,
+        requests: Requests,
     ) -> None:
-        self._admission = admission
+        self._rounds = state.rounds
         self._chains = chains
-        self._executor = executor
-        self._applier = applier
-        self._memory = memory
+        self._admission = requests.admission
+        self._executor = requests.executor
+        self._applier = requests.applier
+        self._memory = requests.memory
 
     def stage(self, message: Replicate | StateChunk) -> Stage:
         """Return a function that makes staging memory for the parts of a message."""
@@ -83,7 +81,7 @@ class Replayer:
         )
         self._applier.apply(operation, out)
         if message.what == "round" and message.round >= 0:
-            self._executor.rounds.weigh(message.group, message.round, message.weight)
+            self._rounds.weigh(message.group, message.round, message.weight)
         self._chains.pass_on(message, out)
         out.append(Note("replayed", {"message": message}))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.protocol.consistency import Clocks
-from shoal.protocol.machine import Arrival, Discard, Effects, EventTime, Sink
+from shoal.protocol.machine import Arrival, Discard, Effects, Sink
 from shoal.protocol.messages import (
     Drain,
     GroupProgress,
@@ -18,13 +17,10 @@ from shoal.protocol.server.replication.replay import Replayer
 from shoal.protocol.server.replication.scrub import Scrubber
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
-from shoal.protocol.server.requests.admission import Admission
-from shoal.protocol.server.requests.checkpointing import Checkpointer
-from shoal.protocol.server.requests.executor import Applier, Executor
-from shoal.protocol.server.requests.memory import TableMemory
 from shoal.protocol.server.requests.request_handler import declined
+from shoal.protocol.server.requests.requests import Requests
 from shoal.protocol.server.state.replicas import Moved
-from shoal.protocol.session import Session
+from shoal.protocol.server.state.state import ServerState
 from shoal.protocol.views import NodeId, View, ViewId
 
 RECONNECT_S = 0.01  # before sending again to a server whose connection broke
@@ -33,37 +29,23 @@ RECONNECT_S = 0.01  # before sending again to a server whose connection broke
 class Replication:
     """Replicates what a server does, repeats what other servers do, and moves rows.
 
-    chains:          what is under way to other servers
-    state_transfer:  rows that are under way to syncing replicas
+    Attributes:
+        state_transfer:  moves rows to and from syncing replicas
     """
 
-    def __init__(
-        self,
-        session: Session,
-        admission: Admission,
-        clocks: Clocks,
-        chains: Chains,
-        checkpointer: Checkpointer,
-        executor: Executor,
-        applier: Applier,
-        time: EventTime,
-        memory: TableMemory,
-    ) -> None:
-        self._session = session
+    def __init__(self, state: ServerState, chains: Chains, requests: Requests) -> None:
+        self._session = state.session
+        self._time = state.time
+        self._clocks = state.clocks
+        self._rounds = state.rounds
+        self._chains = chains
+        self._requests = requests
+        admission, applier = requests.admission, requests.applier
         self._admission = admission
-        self._clocks = clocks
-        self.chains = chains
-        self._checkpointer = checkpointer
-        self._executor = executor
-        self._applier = applier
-        self._time = time
-        self.replicas = chains.replicas
-        self._replayer = Replayer(admission, chains, executor, applier, memory)
-        self._takeover = Takeover(
-            admission, chains.replicas, clocks, chains, executor.rounds, applier
-        )
+        self._replayer = Replayer(state, chains, requests)
+        self._takeover = Takeover(state, admission, chains, applier)
         self._drainer = Drainer(admission, chains, self._takeover)
-        self.state_transfer = StateTransfer(admission, executor.rounds, chains)
+        self.state_transfer = StateTransfer(admission, state.rounds, chains)
         self._scrubber = Scrubber(chains)
         self._synced: tuple[tuple[int, int, int], ...] = ()  # as last reported to the scheduler
 
@@ -88,7 +70,7 @@ class Replication:
             return ""
         if isinstance(message, Replicate) and not self._has(message.group):
             return f"no worker group {message.group!r}"
-        return self.chains.problem_of(sender, message)
+        return self._chains.problem_of(sender, message)
 
     def arriving(self, sender: NodeId, message: Replicate | StateChunk, nbytes: int) -> Arrival:
         """Return where the payload of another server's message goes."""
@@ -96,7 +78,7 @@ class Replication:
             return Discard("frozen")
         if isinstance(message, Replicate) and not self._has(message.group):
             return Discard("of no group")
-        return self.chains.arriving(sender, message, nbytes, self._replayer.stage(message))
+        return self._chains.arriving(sender, message, nbytes, self._replayer.stage(message))
 
     def _has(self, group: str) -> bool:
         return not group or group in self._clocks.groups()
@@ -115,12 +97,12 @@ class Replication:
                 self._session.ask_for_view(out)
             return
         if isinstance(message, ReplicateAck):
-            if self.chains.acknowledged(sender, message, out):
-                self._executor.look(out)
+            if self._chains.acknowledged(sender, message, out):
+                self._requests.executor.look(out)
             return
         stage = self._replayer.stage(message)
         chunks = False
-        for each, replicas, loads in self.chains.received(sender, message, payload, stage, out):
+        for each, replicas, loads in self._chains.received(sender, message, payload, stage, out):
             if isinstance(each, StateChunk):
                 chunks = True
                 self.state_transfer.install(each, replicas[0], loads, out)
@@ -128,31 +110,31 @@ class Replication:
                 self._scrubber.compare(each, replicas, loads, out)
             else:
                 self._replayer.replay(each, replicas, loads, out)
-                if self._checkpointer.active:
-                    self._checkpointer.reached(out)
-        self.chains.answer(out)
+                if self._requests.checkpointer.active:
+                    self._requests.checkpointer.reached(out)
+        self._chains.answer(out)
         if chunks:
             self.say_synced(out)
-        self._executor.look(out)
+        self._requests.executor.look(out)
 
     def peer_lost(self, node: NodeId) -> None:
         """Send again once a broken connection is back."""
-        self.chains.peer_lost(node, self._time.now + RECONNECT_S)
+        self._chains.peer_lost(node, self._time.now + RECONNECT_S)
 
     # ------------------------------------------------------------------ time
 
     def go_on(self, out: Effects) -> None:
         """Do the work that is due."""
         now = self._time.now
-        if now >= self.chains.wakes_at():
-            self.chains.tick(out)
+        if now >= self._chains.wakes_at():
+            self._chains.tick(out)
         self.state_transfer.go_on(now, out)
         self._scrubber.go_on(now, out)
         self._drainer.say(out)
 
     def wakes_at(self) -> float:
         return min(
-            self.chains.wakes_at(),
+            self._chains.wakes_at(),
             self.state_transfer.wakes_at(),
             self._scrubber.wakes_at(),
             self._drainer.until,
@@ -174,7 +156,7 @@ class Replication:
 
     def progress(self, group: str) -> GroupProgress:
         """Return how far the replicas of a group's tables have come, for a promise."""
-        replicas, rounds = self.chains.of(group), self._executor.rounds
+        replicas, rounds = self._chains.of(group), self._rounds
         # rows that were sent here say more than their head's clock, if that had just taken over
         known = [each.reached for each in replicas]
         known += [r.closed for r in replicas if r.shard.spec.consistency.apply_at == "round_end"]
@@ -183,7 +165,7 @@ class Replication:
             rounds.first_open(group),
             max(known, default=0),
             max((replica.closed for replica in replicas), default=0),
-            rounds.waits(group) or self._applier.copied.waits(group),
+            rounds.waits(group) or self._requests.applier.copied.waits(group),
         )
 
     def adopt(self, view: View, moved: Moved, out: Effects) -> None:
@@ -191,10 +173,10 @@ class Replication:
         self._drainer.end()
         if moved.cut:
             self._takeover.recut(moved.cut)
-        self.chains.adopt(view, self._session.rank, out)
+        self._chains.adopt(view, self._session.rank, out)
         self.state_transfer.adopt()
         self._scrubber.adopt(self._time.now)
-        self.chains.greet(out)
+        self._chains.greet(out)
 
     def take_over(self) -> None:
         """Continue the rounds of former heads; the workers of the view are known by now."""

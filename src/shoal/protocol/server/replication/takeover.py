@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
-from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import Change, Operation
 from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.server.requests.executor import Applier
 from shoal.protocol.server.state.replica import NONE, Cut, Replica
-from shoal.protocol.server.state.rounds import Rounds
 from shoal.protocol.server.state.shard_store import Staged
+from shoal.protocol.server.state.state import ServerState
 
 
 class Takeover:
@@ -22,18 +19,16 @@ class Takeover:
 
     def __init__(
         self,
+        state: ServerState,
         admission: Admission,
-        replicas: Mapping[int, Replica],
-        clocks: Clocks,
         chains: Chains,
-        rounds: Rounds,
         applier: Applier,
     ) -> None:
         self._admission = admission
-        self._replicas = replicas
-        self._clocks = clocks
+        self._replicas = state.replicas
+        self._clocks = state.clocks
         self._chains = chains
-        self._rounds = rounds
+        self._rounds = state.rounds
         self._applier = applier
 
     def flush(self, out: Effects) -> None:

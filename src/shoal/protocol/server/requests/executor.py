@@ -10,13 +10,11 @@ from its head. Operations are applied in the order of their replicas' versions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
 
 from shoal.errors import AccessFailed, InvariantBroken
-from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import CopyOnWriteGuard, Effects, Note, Send
 from shoal.protocol.messages import Code, Probe, Reply, Request, What
 from shoal.protocol.messages.reasons import bounded
@@ -27,39 +25,33 @@ from shoal.protocol.server.requests.long_work import LongWork
 from shoal.protocol.server.requests.round_closing import RoundCloser
 from shoal.protocol.server.requests.staging import AdmittedRequest, RequestStaging
 from shoal.protocol.server.requests.wait_queue import WaitQueue, read_clock
-from shoal.protocol.server.state.replica import NONE, AppliedPart, Replica
+from shoal.protocol.server.state.replica import NONE, AppliedPart
 from shoal.protocol.server.state.request_log import RequestLog
 from shoal.protocol.server.state.rounds import Contribution, PushPart, Rounds
 from shoal.protocol.server.state.shard_store import Staged
-from shoal.protocol.session import Session
+from shoal.protocol.server.state.state import ServerState
 from shoal.protocol.views import NodeId
 
 
 class Executor:
-    """Carries out the requests that admission has taken.
-
-    rounds:  the pushes that wait for rounds here
-    """
+    """Carries out the requests that admission has taken."""
 
     def __init__(
         self,
-        session: Session,
-        rounds: Rounds,
+        state: ServerState,
         staging: RequestStaging,
-        replicas: Mapping[int, Replica],
-        clocks: Clocks,
         chains: Chains,
         checkpointer: Checkpointer,
         wait_queue: WaitQueue,
         applier: Applier,
         round_closer: RoundCloser,
     ) -> None:
-        self.rounds = rounds
         self.wait_queue = wait_queue
-        self._session = session
+        self._session = state.session
+        self._rounds = state.rounds
         self._staging = staging
-        self._replicas = replicas
-        self._clocks = clocks
+        self._replicas = state.replicas
+        self._clocks = state.clocks
         self._chains = chains
         self._checkpointer = checkpointer
         self._applier = applier
@@ -146,7 +138,7 @@ class Executor:
             log.wait(request.seq, opened)
             weight = request.weight if due > request.clock else 0.0
             at = request.seq, due - 1, weight, parts, request.clock
-            self.rounds.add(Contribution(admitted.sender, log, *at))
+            self._rounds.add(Contribution(admitted.sender, log, *at))
         accepted = bool(waiting) or (known and log.is_open(request.seq))
         out.append(Note("pushed", {"request": request, "accepted": accepted}))
         return accepted
@@ -222,7 +214,7 @@ class Executor:
     def _serve(self, admitted: AdmittedRequest, out: Effects) -> None:
         buffers = self._staging.read(admitted)
         out.append(Note("served", {"pulls": admitted.footprint.pulls}))
-        weight = self.rounds.weight(admitted.log.group, read_clock(admitted.request) - 1)
+        weight = self._rounds.weight(admitted.log.group, read_clock(admitted.request) - 1)
         updates = self._staging.updates(admitted) if admitted.footprint.counts else -1
         self._answer(admitted, "applied", out, "", buffers, weight, updates)
 

@@ -45,17 +45,18 @@ class TableMemory:
     again; keys are looked up only where that is not enough.
     """
 
-    def __init__(self, options: MemoryOptions) -> None:
+    def __init__(
+        self, options: MemoryOptions, replicas: Mapping[int, Replica], rounds: Rounds
+    ) -> None:
+        """
+        replicas, rounds:  what takes memory: rows, and pushes that wait for their rounds
+        """
         self._options = options
-        self._replicas: Mapping[int, Replica] = {}
-        self._rounds = Rounds()
+        self._replicas = replicas
+        self._rounds = rounds
         self._opening = 0
         self._spare = 0.0
         self.look_again()
-
-    def watch(self, replicas: Mapping[int, Replica], rounds: Rounds) -> None:
-        """Count what these take: rows, and pushes that wait for their rounds here."""
-        self._replicas, self._rounds = replicas, rounds
 
     def look_again(self) -> None:
         """Have the next push look at what is free."""

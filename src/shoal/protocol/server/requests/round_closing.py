@@ -7,9 +7,9 @@ checkpoint clock are applied after that, one by one, once the rows of that check
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
-from shoal.protocol.consistency import Clocks, cover_group
+from shoal.protocol.consistency import cover_group
 from shoal.protocol.machine import Effects, Note, Send
 from shoal.protocol.messages import Reply
 from shoal.protocol.server.chains.chain import Chains
@@ -18,10 +18,9 @@ from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.protocol.server.requests.wait_queue import WaitQueue
-from shoal.protocol.server.state.replica import Replica
-from shoal.protocol.server.state.rounds import Contribution, Rounds
+from shoal.protocol.server.state.rounds import Contribution
 from shoal.protocol.server.state.shard_store import Staged
-from shoal.protocol.session import Session
+from shoal.protocol.server.state.state import ServerState
 from shoal.protocol.views import FOREVER
 from shoal.tables.consistency import Consistency, Cover
 
@@ -37,25 +36,22 @@ class RoundCloser:
 
     def __init__(
         self,
-        session: Session,
+        state: ServerState,
         admission: Admission,
-        replicas: Mapping[int, Replica],
-        clocks: Clocks,
         chains: Chains,
         checkpointer: Checkpointer,
         long_work: LongWork,
-        rounds: Rounds,
         wait_queue: WaitQueue,
         apply: Callable[[Operation, Effects], dict[int, str]],
     ) -> None:
-        self._session = session
+        self._session = state.session
         self._admission = admission
-        self._replicas = replicas
-        self._clocks = clocks
+        self._replicas = state.replicas
+        self._clocks = state.clocks
         self._chains = chains
         self._checkpointer = checkpointer
         self._long_work = long_work
-        self._rounds = rounds
+        self._rounds = state.rounds
         self._wait_queue = wait_queue
         self._apply = apply
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 
 import msgspec
 
-from shoal.protocol.consistency import Clocks, apply_clock, needed
+from shoal.protocol.consistency import apply_clock, needed
 from shoal.protocol.limits import UNREAD_BYTES
 from shoal.protocol.machine import AwaitRoom, Effects
 from shoal.protocol.messages import Code, Probe, Request
@@ -18,6 +18,7 @@ from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.protocol.server.requests.staging import AdmittedRequest
 from shoal.protocol.server.state.replica import Replica
+from shoal.protocol.server.state.state import ServerState
 from shoal.protocol.views import Member, NodeId
 
 COMPUTING_S = 5.0  # how long a worker's word counts that it computes
@@ -50,9 +51,7 @@ class WaitQueue:
 
     def __init__(
         self,
-        replicas: Mapping[int, Replica],
-        clocks: Clocks,
-        workers: Mapping[int, Member],
+        state: ServerState,
         chains: Chains,
         checkpointer: Checkpointer,
         long_work: LongWork,
@@ -60,9 +59,9 @@ class WaitQueue:
     ) -> None:
         self.pulls: dict[tuple[int, int], WaitingRequest] = {}
         self.pushes: dict[tuple[int, int], WaitingRequest] = {}
-        self._replicas = replicas
-        self._clocks = clocks
-        self._workers = workers
+        self._replicas = state.replicas
+        self._clocks = state.clocks
+        self._workers = state.workers
         self._chains = chains
         self._checkpointer = checkpointer
         self._long_work = long_work

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 
-from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import SCHEDULER, StatusReply, WaitTimes
 from shoal.protocol.messages.describing import asked
 from shoal.protocol.messages.reasons import Waiting, grouped
 from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.server.requests.wait_queue import WaitQueue
-from shoal.protocol.session import Session
-from shoal.protocol.views import Member
+from shoal.protocol.server.state.state import ServerState
 
 REPORT_S = 0.25  # between two reports to the scheduler
 
@@ -30,15 +28,13 @@ class WaitReport:
 
     def __init__(
         self,
-        session: Session,
-        workers: Mapping[int, Member],
-        clocks: Clocks,
+        state: ServerState,
         admission: Admission,
         wait_queue: WaitQueue,
     ) -> None:
-        self._session = session
-        self._workers = workers
-        self._clocks = clocks
+        self._session = state.session
+        self._workers = state.workers
+        self._clocks = state.clocks
         self._admission = admission
         self._wait_queue = wait_queue
         self.active = False

@@ -13,6 +13,8 @@ from shoal.protocol.server.state.shard_store import RowStore, ShardStore
 from shoal.protocol.views import Placement, View
 from shoal.tables.spec import TableSpec
 
+Take = Callable[[TableSpec, KeyRange], ShardStore]
+
 
 class Moved(msgspec.Struct):
     """What a view has changed on this server.
@@ -28,18 +30,14 @@ class Moved(msgspec.Struct):
 
 
 class Replicas:
-    """The replicas on this server, by number.
+    """The replicas on this server, by number."""
 
-    take:  the opened shard of a table's rows
-    """
-
-    def __init__(self, take: Callable[[TableSpec, KeyRange], ShardStore]) -> None:
-        self.replicas: dict[int, Replica] = {}
-        self._take = take
+    def __init__(self) -> None:
+        self.by_number: dict[int, Replica] = {}
         self._next = 0
 
-    def adopt(self, view: View, rank: int) -> Moved:
-        """Take, cut and drop shards as the view places them.
+    def adopt(self, view: View, rank: int, take: Take) -> Moved:
+        """Take, cut and drop shards as the view places them; `take` returns an opened shard.
 
         Raises:
             ShoalError: a shard that was not opened before cannot be opened
@@ -51,12 +49,12 @@ class Replicas:
             for placement in placements
             if rank in placement.chain
         }
-        for replica in list(self.replicas.values()):
+        for replica in list(self.by_number.values()):
             placement = mine.get((replica.table, replica.rows.start))
             if placement is None or placement.rows != replica.rows:
                 self._cut(replica, mine, moved)
             elif _syncs_anew(replica, placement):
-                del self.replicas[replica.number]
+                del self.by_number[replica.number]
                 moved.cut[replica.number] = replica, []
                 moved.chains = True
             else:
@@ -64,7 +62,7 @@ class Replicas:
                 self._keep(replica, placement, moved)
         for (table, _), placement in mine.items():
             spec = view.tables[table]
-            shard = cast(RowStore, self._take(spec, placement.rows))
+            shard = cast(RowStore, take(spec, placement.rows))
             fresh = Replica(self._next, table, placement, shard, rank, spec.group)
             if fresh.syncs:
                 fresh.begin_syncing()
@@ -89,7 +87,7 @@ class Replicas:
         ]
         rows = [placement.rows for placement in pieces]
         shards = replica.shard.split(rows) if pieces else ()
-        del self.replicas[replica.number]
+        del self.by_number[replica.number]
         moved.chains = True
         parts = []
         for placement, shard in zip(pieces, shards, strict=True):
@@ -101,7 +99,7 @@ class Replicas:
         moved.cut[replica.number] = replica, parts
 
     def _add(self, replica: Replica) -> None:
-        self.replicas[replica.number] = replica
+        self.by_number[replica.number] = replica
         self._next += 1
 
 

@@ -5,57 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shoal.errors import ProcessDied, ShoalError
-from shoal.protocol.consistency import Clocks
-from shoal.protocol.machine import CopyOnWriteGuard, Effects, Send
+from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import SCHEDULER, Freeze, Frozen, NewView, RefuseView, ViewRefused
 from shoal.protocol.server.replication.replication import Replication
-from shoal.protocol.server.requests.admission import Admission
-from shoal.protocol.server.requests.checkpointing import Checkpointer
-from shoal.protocol.server.requests.executor import Executor
 from shoal.protocol.server.requests.request_handler import declined
-from shoal.protocol.server.requests.round_closing import RoundCloser
-from shoal.protocol.server.requests.wait_queue import WaitQueue
-from shoal.protocol.server.state.replicas import Replicas
+from shoal.protocol.server.requests.requests import Requests
+from shoal.protocol.server.state.replicas import Take
+from shoal.protocol.server.state.state import ServerState
 from shoal.protocol.server.view_change.thaw import Thaw
-from shoal.protocol.session import Session
-from shoal.protocol.views import Member, NodeId, View, ViewId
+from shoal.protocol.views import NodeId, View, ViewId
 
 
 class ViewAdoption:
-    """Brings what a view says to the parts of the server that go by it.
-
-    workers:            the view's, by incarnation
-    checkpoint_folder:  where this server's checkpoints are written; empty if nowhere
-    """
+    """Brings what a view says to the parts of the server that go by it."""
 
     def __init__(
         self,
-        session: Session,
-        admission: Admission,
-        thaw: Thaw,
-        replicas: Replicas,
+        state: ServerState,
+        requests: Requests,
         replication: Replication,
-        guard: CopyOnWriteGuard,
-        wait_queue: WaitQueue,
-        executor: Executor,
-        round_closer: RoundCloser,
-        clocks: Clocks,
-        checkpointer: Checkpointer,
-        workers: dict[int, Member],
+        thaw: Thaw,
+        open_shard: Take,
         checkpoint_folder: Callable[[], str],
     ) -> None:
-        self._session = session
-        self._admission = admission
-        self._thaw = thaw
-        self._replicas = replicas
+        """
+        open_shard:         returns an opened shard
+        checkpoint_folder:  where this server's checkpoints are written; empty if nowhere
+        """
+        self._session = state.session
+        self._state = state
+        self._requests = requests
+        self._admission = requests.admission
         self._replication = replication
-        self._guard = guard
-        self._wait_queue = wait_queue
-        self._executor = executor
-        self._round_closer = round_closer
-        self._clocks = clocks
-        self._checkpointer = checkpointer
-        self._workers = workers
+        self._thaw = thaw
+        self._open_shard = open_shard
         self._checkpoint_folder = checkpoint_folder
 
     def refused(self, view: ViewId, out: Effects) -> bool:
@@ -99,7 +82,7 @@ class ViewAdoption:
         self._thaw.adopted()
         if self._session.adopt(view, out) is not None:
             self.adopt(view, out)
-        self._executor.look(out)
+        self._requests.executor.look(out)
 
     def freeze(self, message: Freeze, out: Effects) -> None:
         if message.view <= self._session.view_id or self.refused(message.view, out):
@@ -107,62 +90,69 @@ class ViewAdoption:
         self._admission.promise(message.view)
         self._thaw.frozen()
         if message.view == self._admission.promised:
-            groups = tuple(map(self._replication.progress, self._clocks.groups()))
+            groups = tuple(map(self._replication.progress, self._state.clocks.groups()))
             drained = self._replication.drained(message.view)
             mine = self._session.view if self._session.view_id > message.known else None
-            clocks = tuple(self._clocks.items())
+            clocks = tuple(self._state.clocks.items())
             folder = self._checkpoint_folder()
             promise = Frozen(message.view, clocks, groups, drained, mine, folder)
             out.append(Send(SCHEDULER, promise))
+
+    def offered(self, message: NewView, now: float, out: Effects) -> None:
+        """Adopt a view of the scheduler, unless this server has refused it or promised a newer."""
+        view = message.view.id
+        if self.refused(view, out):
+            out.append(declined("refused view", SCHEDULER, "NewView"))
+        elif view < self._admission.promised:
+            out.append(declined("older view", SCHEDULER, "NewView"))
+        elif (adopted := self._session.handle(message, now, out)) is not None:
+            self.adopt(adopted, out)
 
     def adopt(self, view: View, out: Effects) -> None:
         self._admission.adopt(view)
         self._thaw.adopted()
         self._session.ask_for_view(out)  # the scheduler waits for the first that has adopted it
         try:
-            moved = self._replicas.adopt(view, self._session.rank)
+            moved = self._state.placed.adopt(view, self._session.rank, self._open_shard)
         except ShoalError as error:  # it was not opened before: others go on without this server
             text = f"{self._session.name} cannot open its part of a view: {error.message}"
             self._session.stop(out, ProcessDied(text))
             return
         if moved.cut:
-            self._guard.recall()
+            self._requests.staging.guard.recall()
             self._admission.recut(moved.cut)
-        self._admission.place(view.tables, self._replicas.replicas, moved.chains)
+        self._admission.place(view.tables, self._state.replicas, moved.chains)
         self._replication.adopt(view, moved, out)
         if moved.chains:
-            self._wait_queue.clear()
+            self._requests.wait_queue.clear()
         self._admit(view, out)
         self._replication.take_over()
         for group, clock in moved.begin.items():
-            self._clocks.of(group).reset(clock)  # workers advance it when they send again
-        self._clocks.close_by(view.tables)
-        for group in self._clocks.groups():
-            self._clocks.look(group, self._replication.chains.time.now)
-        self._checkpointer.adopt(view)
-        for group in self._clocks.groups():
-            self._round_closer.close(group, out)
-        self._executor.look(out)
+            self._state.clocks.of(group).reset(clock)  # workers advance it when they send again
+        self._state.clocks.close_by(view.tables)
+        for group in self._state.clocks.groups():
+            self._state.clocks.look(group, self._state.time.now)
+        self._requests.checkpointer.adopt(view)
+        for group in self._state.clocks.groups():
+            self._requests.round_closer.close(group, out)
+        self._requests.executor.look(out)
         self._replication.say_synced(out)
 
     def _admit(self, view: View, out: Effects) -> None:
         """Enter the view's workers, and remove all others."""
-        here = {member.id for member in view.workers}
-        for gone in [m.id for m in self._workers.values() if m.id not in here]:
-            self._wait_queue.forget(gone)
-        self._workers.clear()
-        self._workers.update((m.incarnation, m) for m in view.workers)
+        for gone in self._state.enter_workers(view):
+            self._requests.wait_queue.forget(gone.id)
         last_clocks = {m.incarnation: m.last_clock for m in view.departed}
-        for worker, _ in list(self._clocks.items()):
-            if worker not in self._workers:
-                self._clocks.leave(worker)
+        for worker, _ in list(self._state.clocks.items()):
+            if worker not in self._state.workers:
+                self._state.clocks.leave(worker)
                 # its pushes count in the rounds below its last clock
-                self._executor.rounds.drop(worker, last_clocks.get(worker, 0))
-                self._wait_queue.drop(worker)
-        self._clocks.keep(view.groups())
-        self._executor.rounds.keep(view.groups())
-        for replica in self._replicas.replicas.values():
-            replica.shard.keep(self._workers)
-        for worker, member in self._workers.items():
-            if worker not in self._clocks:
-                self._clocks.enter(worker, member.first_clock, member.group, member.rank)
+                self._state.rounds.drop(worker, last_clocks.get(worker, 0))
+                self._requests.wait_queue.drop(worker)
+        self._state.clocks.keep(view.groups())
+        self._state.rounds.keep(view.groups())
+        for replica in self._state.replicas.values():
+            replica.shard.keep(self._state.workers)
+        for worker, member in self._state.workers.items():
+            if worker not in self._state.clocks:
+                self._state.clocks.enter(worker, member.first_clock, member.group, member.rank)

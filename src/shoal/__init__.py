@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.client.context import Context
     from shoal.client.leases import Lease, leases
     from shoal.client.log import log
-    from shoal.client.sparse.row_cache import RowCache
+    from shoal.client.row_cache import RowCache
     from shoal.data.sampler import Sampler
     from shoal.engines.joining import init
     from shoal.keys import KeyRange
@@ -48,7 +48,7 @@ _NAMES = {  # by the module that has them
     "shoal.client.context": "Context",
     "shoal.client.leases": "Lease leases",
     "shoal.client.log": "log",
-    "shoal.client.sparse.row_cache": "RowCache",
+    "shoal.client.row_cache": "RowCache",
     "shoal.data.sampler": "Sampler",
     "shoal.engines.joining": "init",
     "shoal.keys": "KeyRange",

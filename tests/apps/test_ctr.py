@@ -14,7 +14,7 @@ from shoal.apps.ctr.formats import PARSERS, bucket, guess, text_of, without_comm
 from shoal.apps.ctr.labels import Classes
 from shoal.apps.ctr.logistic import gradients_of, logits_of
 from shoal.apps.ctr.models import Clicks, model_of
-from shoal.apps.ctr.readers import Reader, hashed
+from shoal.apps.ctr.readers import LineOptions, Reader, hashed
 from shoal.apps.ctr.scores import Scores, figures
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.worker import with_next
@@ -79,7 +79,7 @@ def test_criteo_lines_are_parsed(tmp_path):
 def test_keys_are_hashed_to_fewer_bits(tmp_path):
     keys = [3, 7, (1 << 64) - 1]
     assert hashed(np.array(keys, np.uint64), 10).tolist() == [hash_of(k) >> 54 for k in keys]
-    reader = Reader(file_of(tmp_path, DUMMY), 100, hash_bits=10)
+    reader = Reader(file_of(tmp_path, DUMMY), 100, options=LineOptions(hash_bits=10))
     assert all(key < 1024 for _, row in rows_of(reader) for key in row)
 
 
@@ -178,7 +178,7 @@ def test_the_compiled_parser_equals_the_plain_one(lines, end, kind, size, named,
         expected.append((label > 0, keys, values))
     path = tmp_path_factory.mktemp("lines") / "rows.txt"
     path.write_bytes(end.join(lines).encode())
-    reader = Reader(path, size, kind, skip=1000, classes=named)
+    reader = Reader(path, size, kind, LineOptions(classes=named), skip=1000)
     if not (refused or classes):
         with pytest.raises(DataCorrupt, match="no rows"):
             list(reader)

@@ -9,8 +9,8 @@ from torch import nn
 from shoal.errors import InvalidValue
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.pytorch.optimizer_state import from_torch_state, loaded, to_torch
+from shoal.tables.dense.methods import make
 from shoal.tables.from_torch import from_torch
-from shoal.tables.methods import make
 
 KINDS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),

@@ -21,8 +21,8 @@ from shoal.protocol.requests import (
     PushOp,
     Start,
 )
-from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.session_options import SessionOptions

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.tables.access import AccessMethod
 from shoal.tables.dense.gradient_method import GradientMethod
-from shoal.tables.methods import access_methods, make
+from shoal.tables.dense.methods import access_methods, make
 from shoal.tables.spec import Access
 
 STEPS = 100

@@ -29,8 +29,8 @@ from shoal.protocol.requests import (
     PullOp,
     PushOp,
 )
-from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.worker.machine import WorkerMachine

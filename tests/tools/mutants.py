@@ -41,14 +41,14 @@ class Mutant(msgspec.Struct, frozen=True):
 MUTANTS = [
     Mutant(
         "a row cache never ages",
-        "client/sparse/row_cache.py",
+        "client/row_cache.py",
         "= now + self._max_age_s",
         "= float('inf')",
         "tests/client/sparse/test_row_cache.py",
     ),
     Mutant(
         "a row cache does not forget when it is full",
-        "client/sparse/row_cache.py",
+        "client/row_cache.py",
         "if len(self._index) > self._max_rows:",
         "if False:",
         "tests/client/sparse/test_row_cache.py",

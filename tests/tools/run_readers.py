@@ -38,8 +38,8 @@ from shoal.engines.roles import restored
 from shoal.errors import ProcessDied, ShoalError
 from shoal.jobs.spec import from_mapping, load_job
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
-from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.reports.comparison import CellRuns, load_comparison
 from shoal.reports.events import load_run, time_to, write_tables

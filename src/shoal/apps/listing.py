@@ -103,7 +103,7 @@ def settings(kind: type[Strategy]) -> list[tuple[str, Any, str]]:
 
 def _tables() -> list[Record]:
     from shoal.tables.custom.shard import handlers
-    from shoal.tables.methods import access_methods
+    from shoal.tables.dense.methods import access_methods
     from shoal.tables.sparse.optimizers import row_methods
 
     found = []

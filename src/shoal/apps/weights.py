@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shoal.client.connect import connect
 from shoal.client.places import scheduler_at
-from shoal.client.sparse.row_cache import MAX_ROWS, RowCache, check_bounds
+from shoal.client.row_cache import MAX_ROWS, RowCache, check_bounds
 from shoal.errors import DataCorrupt, DataMissing
 from shoal.keys import SLOTS, KeyRange
 from shoal.protocol.server.state.shard_store import ShardStore

@@ -29,15 +29,15 @@ from shoal.ownership import PRIVATE
 from shoal.protocol.machine import Note
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
-from shoal.protocol.scheduler.journal import (
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
+from shoal.protocol.scheduler.leases.log import LedgerBegun
+from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.options import (
     SLOW_SHARE,
     WITHOUT_A_BREAK,
     SchedulerOptions,
     check_options,
 )
-from shoal.protocol.scheduler.leases.ledger import LedgerRecord
-from shoal.protocol.scheduler.leases.log import LedgerBegun
-from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.session_options import SessionOptions
 from shoal.protocol.views import ViewId

@@ -23,7 +23,7 @@ from shoal.strategies.local_updates import LocalUpdates
 from shoal.strategies.p2p import PeerToPeer
 from shoal.strategies.servers import OptimizerState, ServerStrategy
 from shoal.tables.access import AccessMethod
-from shoal.tables.methods import make
+from shoal.tables.dense.methods import make
 from shoal.tables.spec import Access
 
 TORCH_NAMES = {"momentum": "momentum_buffer"}  # of slots; the others are called as in torch

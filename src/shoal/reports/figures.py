@@ -267,16 +267,22 @@ class _Measure:
 
 MEASURES = (
     _Measure(
-        *("time", "Time to an accuracy of {threshold:.1%} against {axis}", "seconds"),
+        "time",
+        "Time to an accuracy of {threshold:.1%} against {axis}",
+        "seconds",
         lambda curves, threshold: time_to(curves, threshold) if threshold else None,
         percent=False,
     ),
     _Measure(
-        *("idle", "Idle time against {axis}", "idle share"),
+        "idle",
+        "Idle time against {axis}",
+        "idle share",
         lambda curves, _: fmean(curves.idle.values()) if curves.idle else None,
     ),
     _Measure(
-        *("final", "Final accuracy against {axis}", "final test accuracy"),
+        "final",
+        "Final accuracy against {axis}",
+        "final test accuracy",
         lambda curves, _: curves.accuracy[-1].value if curves.accuracy else None,
     ),
 )

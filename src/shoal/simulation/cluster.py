@@ -14,8 +14,8 @@ from shoal.keys import KeyRange
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import GoAway
-from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.scheduler.rows.placement import replicas_of
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.requests.requests import RequestOptions

@@ -32,6 +32,8 @@ UNHEARD = 0.44  # share of the seeds with checkpoints by time
 RESTLESS = 0.4  # share of the elastic seeds
 INCARNATIONS, LARGE_INCARNATIONS = 24, 48  # members started in a run, at most
 HEAL_AT_S, HEAL_LATE_S = 6.0, 12.0
+EPOCHS, BATCHES = 2, 16  # of leased batches
+STAMP_ROWS, STAMP_FRAGMENT = 36, 3  # the table that shows torn pushes
 SESSION = SessionOptions(
     join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3, thaw_s=0.3
 )

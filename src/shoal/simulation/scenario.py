@@ -31,9 +31,9 @@ from shoal.simulation.checkers.history import (
     check_waiting,
     violated,
 )
-from shoal.simulation.checkers.replicas import check_holdings, check_remaining, evicting
 from shoal.simulation.checkers.rounds import ClosedRounds
 from shoal.simulation.cluster import SILENCE_S, SimulatedCluster
+from shoal.simulation.end_state import check_holdings, check_remaining, evicting
 from shoal.simulation.faults.injector import FaultInjector
 from shoal.simulation.faults.kinds import MOVES
 from shoal.simulation.faults.schedule import Fault, ScheduledFaults

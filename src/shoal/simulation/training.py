@@ -20,8 +20,8 @@ from shoal.errors import InvalidValue, ShoalError
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.requests import AwaitView, DeclareTable, FinishWork, Start
-from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import View
@@ -186,7 +186,13 @@ def worker_program(
     hooks = _Recorded(worker, client)
     timed: Any = _Timed(worker, client)
     training = train_program(
-        *(timed, timed.model, worker.batches, worker.epochs, rank, hooks, max_steps),
+        timed,
+        timed.model,
+        worker.batches,
+        worker.epochs,
+        rank,
+        hooks,
+        max_steps,
         rounds=rounds,
     )
     worker.steps = yield from raising(training)

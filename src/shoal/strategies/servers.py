@@ -189,7 +189,7 @@ class ServerStrategy(Strategy):
 
     def _tables_of(self, model: Model) -> Iterator[tuple[str, TableSpec, tuple[str, ...]]]:
         """Yield each buffer, its table and the names of its slots."""
-        from shoal.tables.methods import make
+        from shoal.tables.dense.methods import make
 
         for buffer, spec in zip(sorted(model.values), self.tables(model), strict=True):
             yield buffer, spec, make(spec.access).slots()

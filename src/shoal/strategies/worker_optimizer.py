@@ -53,7 +53,7 @@ class WorkerOptimizer:
         """
         import torch
 
-        from shoal.tables.methods import make
+        from shoal.tables.dense.methods import make
 
         self._buffers.clear()
         if self._options.update is not None:

@@ -4,7 +4,7 @@
     sgd, adagrad, rmsprop, adadelta, adam    the update is a gradient: `tables.dense.optimizers`
     nadam, radam, adamax, asgd, rprop        by torch's implementation: `tables.dense.torch_methods`
 
-`tables.methods` finds a method by its name. All methods keep this contract:
+`tables.dense.methods` finds a method by its name. All methods keep this contract:
 
 * State belongs to the caller. A method holds options only; rows, slots (state tensors, one value
   per element) and the step are arguments. So migration moves plain tensors, and threads may share
@@ -90,7 +90,7 @@ class AccessMethod(ABC):
 
     Example:
         >>> import torch
-        >>> from shoal.tables.methods import make
+        >>> from shoal.tables.dense.methods import make
         >>> from shoal.tables.spec import Access
         >>> method = make(Access("sgd", {"lr": 0.5, "momentum": 0.5}))
         >>> rows, update = torch.tensor([8.0, 4.0]), torch.tensor([2.0, 4.0])

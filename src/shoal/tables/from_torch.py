@@ -9,9 +9,9 @@ from torch import Tensor
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.tables.access import AccessMethod
+from shoal.tables.dense.methods import make
 from shoal.tables.dense.optimizers import SGD, Adadelta, Adagrad, Adam, RMSprop
 from shoal.tables.dense.torch_methods import ASGD, OPTIONS_OF_TORCH, Adamax, NAdam, RAdam, Rprop
-from shoal.tables.methods import make
 from shoal.tables.spec import Access, Options
 
 # The supported optimizers, each with the access method that computes the same.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
+from shoal.tables.dense.methods import method_of
 from shoal.tables.dense.shard import DenseShard
-from shoal.tables.methods import method_of
 from shoal.tables.sizes import BOUNDED_KEY_BYTES, INDEX_BYTES, dense_bytes, rows_held
 from shoal.tables.spec import TableSpec
 

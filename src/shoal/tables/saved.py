@@ -14,10 +14,10 @@ from torch import Tensor
 
 from shoal.keys import KeyRange
 from shoal.tables.custom.calls import add_up
+from shoal.tables.sizes import USES_MOST
 from shoal.tables.spec import TableSpec
 
 COUNT_MOST = 1 << 62  # of updates and of requests: they go on growing
-USES_MOST = (1 << 32) - 1
 State = Mapping[str, Tensor]
 
 

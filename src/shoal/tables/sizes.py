@@ -21,6 +21,7 @@ INDEX_BYTES = 1 << 16  # of a sparse shard without rows: its segments have a few
 KEY_BYTES = 46
 # In a bounded shard, whose segment does not grow: key 8, uses 4 and 8, pair 22.9, mark 2.
 BOUNDED_KEY_BYTES = 46
+USES_MOST = (1 << 32) - 1  # of a key of a bounded table: the count has 32 bits
 
 
 def bytes_of(text: str) -> int:

@@ -12,7 +12,7 @@ from shoal.apps.chaos.command import DRAWN, draw_faults
 from shoal.apps.chaos.faults import RECOVERY_S, FaultInjector
 from shoal.errors import InvalidValue, JoinTimeout
 from shoal.jobs.spec import JobSpec
-from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.simulation.faults.schedule import LASTING, fault_of
 
 

@@ -42,8 +42,8 @@ from shoal.protocol.messages import (
     StatusReply,
     StatusRequest,
 )
-from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.requests.requests import RequestOptions
 from shoal.protocol.server.state.shard_store import OpenStore

@@ -15,7 +15,7 @@ from shoal.protocol.messages import (
     ProcessHeartbeat,
 )
 from shoal.protocol.scheduler.failure_detector import HALVES_S, LOOK_S, PATIENCE, FailureDetector
-from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.options import SchedulerOptions
 
 OPTIONS = SchedulerOptions(servers=1, workers=1, silence_s=10.0, silence_most_s=40.0, broken_s=2.0)
 

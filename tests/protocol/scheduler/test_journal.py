@@ -14,7 +14,8 @@ from shoal.protocol.messages import (
     Freeze,
     Heartbeat,
 )
-from shoal.protocol.scheduler.journal import SchedulerOptions, check_options, read_record
+from shoal.protocol.scheduler.journal import read_record
+from shoal.protocol.scheduler.options import SchedulerOptions, check_options
 from shoal.tables.consistency import bsp
 
 

@@ -12,7 +12,7 @@ from shoal.protocol.messages import (
     Waits,
     WaitTimes,
 )
-from shoal.protocol.scheduler.journal import WITHOUT_A_BREAK
+from shoal.protocol.scheduler.options import WITHOUT_A_BREAK
 from shoal.protocol.scheduler.stragglers import REPORTS
 
 

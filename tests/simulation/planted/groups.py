@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 from shoal.protocol.messages import Frozen
 from shoal.protocol.scheduler import membership as membership_module
-from shoal.protocol.scheduler.leases.ledgers import LeaseLedgers
+from shoal.protocol.scheduler.ledgers import LeaseLedgers
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.link import Link
 from shoal.protocol.server.requests.checkpointing import Checkpointer

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from shoal.protocol.scheduler import checkpoint_plan
 from shoal.protocol.scheduler import view_change as view_change_module
-from shoal.protocol.scheduler.leases.ledgers import LeaseLedgers
+from shoal.protocol.scheduler.ledgers import LeaseLedgers
 from shoal.protocol.scheduler.rows.rebalance import Migration
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.worker import machine as worker_module

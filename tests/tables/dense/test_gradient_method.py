@@ -7,9 +7,9 @@ import torch
 
 from shoal.errors import UnknownName
 from shoal.tables.dense.gradient_method import BLOCK, SMALL
+from shoal.tables.dense.methods import access_methods, make
 from shoal.tables.dense.torch_methods import TorchMethod
 from shoal.tables.from_torch import from_torch
-from shoal.tables.methods import access_methods, make
 from shoal.tables.spec import Access
 from tests.tables.steps import GRADIENT_METHODS, STEPS, by_table, by_torch, gradients, new_slots
 

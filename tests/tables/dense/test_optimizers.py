@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from shoal.errors import InvalidValue, UnknownName
+from shoal.tables.dense.methods import access_methods, make
 from shoal.tables.from_torch import from_torch
-from shoal.tables.methods import access_methods, make
 from shoal.tables.spec import Access
 from tests.tables.steps import GRADIENT_METHODS, by_table, by_torch, gradients, new_slots
 

@@ -6,11 +6,11 @@ import torch
 
 from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import SLOTS, KeyRange, slot_of
+from shoal.tables.dense.methods import make
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.init import Init
 from shoal.tables.initial import fill
-from shoal.tables.methods import make
 from shoal.tables.opening import checked, open_shard
 from shoal.tables.sparse.index import Growing
 from shoal.tables.sparse.optimizers import row_methods

@@ -31,7 +31,7 @@ from shoal.engines.local import LocalEngine
 from shoal.engines.roles import BROKEN_HERE_S
 from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.jobs.spec import JobSpec, dump_job
-from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.reports.events import write_tables
 from shoal.simulation.faults.schedule import FAULT_NAMES, LASTING, Fault, fault_of

@@ -17,7 +17,7 @@ from shoal.apps.ctr.scores import Scores, figures_of
 from shoal.apps.ctr.sources import batch_of, to_predict
 from shoal.apps.ctr.spec import Format, spec_of
 from shoal.apps.weights import RunningWeights, weights_of
-from shoal.client.sparse.row_cache import MAX_ROWS
+from shoal.client.row_cache import MAX_ROWS
 from shoal.errors import InvalidValue, UsageError
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.storage.run_folder import RunFolder

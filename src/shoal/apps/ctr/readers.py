@@ -64,13 +64,26 @@ class Batch(msgspec.Struct):
         return len(self.labels)
 
 
+class LineOptions(msgspec.Struct, frozen=True):
+    """How the lines of a file become rows.
+
+    Attributes:
+        hash_bits:  the bits that keys are hashed to; 0 leaves them as they are
+        labelled:   whether lines begin with a label; without, a blank line is a row without
+                    features
+        classes:    what the labels mean
+    """
+
+    hash_bits: int = 0
+    labelled: bool = True
+    classes: Classes = Classes()
+
+
 class Reader:
     """One worker's rows of a file: of every `share[1]` batches the one numbered `share[0]`.
 
     skipped:   malformed lines that were left out; more than `skip` of them are an error
-    labelled:  whether lines begin with a label; without, a blank line is a row without features
     advice:    what the error of a malformed line says to do
-    classes:   what labels mean
 
     Raises:
         DataMissing: no such file.
@@ -83,18 +96,14 @@ class Reader:
         path: Path,
         batch_size: int,
         kind: Format = "auto",
-        hash_bits: int = 0,
+        options: LineOptions = LineOptions(),  # noqa: B008 - frozen
         share: tuple[int, int] = (0, 1),
         skip: int = 0,
-        labelled: bool = True,
         advice: str = "",
-        classes: Classes = Classes(),  # noqa: B008  frozen
     ) -> None:
         self._path = path
         self.kind = guess(path, skip) if kind == "auto" else kind
-        self._parser = Parser(
-            str(path), batch_size, self.kind, hash_bits, share, skip, labelled, advice, classes
-        )
+        self._parser = Parser(str(path), batch_size, self.kind, options, share, skip, advice)
 
     @property
     def skipped(self) -> int:
@@ -119,23 +128,23 @@ class Parser:
         name: str,
         batch_size: int,
         kind: Format,
-        hash_bits: int = 0,
+        options: LineOptions = LineOptions(),  # noqa: B008 - frozen
         share: tuple[int, int] = (0, 1),
         skip: int = 0,
-        labelled: bool = True,
         advice: str = "",
-        classes: Classes = Classes(),  # noqa: B008  frozen
     ) -> None:
         self._name = name
         self._size = batch_size
-        self._bits = hash_bits
+        self._bits = options.hash_bits
         self._share = share
         self._skip = skip
         self.skipped = 0
         self._kind = kind
-        self._labelled = labelled
+        self._labelled = options.labelled
         self._advice = advice
-        self._classes = classes if labelled else Classes()  # that of `_with_labels` is 0
+        self._classes = (
+            options.classes if options.labelled else Classes()
+        )  # that of `_with_labels` is 0
         self._parse = PARSERS[kind]
 
     def batches(self, blocks: Iterable[bytes]) -> Iterator[Batch]:

@@ -16,7 +16,7 @@ from shoal.apps.ctr.columns.reader import TableReader
 from shoal.apps.ctr.columns.values import ColumnKeys
 from shoal.apps.ctr.formats import guess, has_labels, text_format
 from shoal.apps.ctr.labels import classes_of, with_classes
-from shoal.apps.ctr.readers import Batch, Parser, Reader, hashed
+from shoal.apps.ctr.readers import Batch, LineOptions, Parser, Reader, hashed
 from shoal.apps.ctr.shuffling import joined
 from shoal.apps.ctr.spec import TABLES, CtrSpec, Format
 from shoal.data.readers import FLOAT32_MAX
@@ -112,9 +112,10 @@ class Source:
         if self.kind in TABLES:
             left = msgspec.structs.replace(spec, skip_bad_lines=max(skip, 0))
             return TableReader(file, self.kind, left, self._share, self._advice, keys)
-        common = spec.batch_size, self.kind, spec.hash_bits, self._share, max(skip, 0)
         classes = classes_of(msgspec.structs.replace(spec, format=self.kind))
-        return Reader(file, *common, self._lines_labelled, self._advice, classes)
+        options = LineOptions(spec.hash_bits, self._lines_labelled, classes)
+        skip = max(skip, 0)
+        return Reader(file, spec.batch_size, self.kind, options, self._share, skip, self._advice)
 
 
 def format_of(path: Path, spec: CtrSpec) -> Format:
@@ -219,9 +220,8 @@ def _of_lines(spec: CtrSpec, rows: Sequence[str], labelled: bool | None) -> Batc
     block = "".join(row.removesuffix("\n") + "\n" for row in rows).encode()
     if labelled is None:
         labelled = has_labels(block.splitlines(), spec.format)
-    parser = Parser(
-        "rows", len(rows), spec.format, spec.hash_bits, labelled=labelled, classes=classes_of(spec)
-    )
+    options = LineOptions(spec.hash_bits, labelled, classes_of(spec))
+    parser = Parser("rows", len(rows), spec.format, options)
     batch = joined(list(parser.batches([block])))
     if len(batch) != len(rows):
         raise InvalidValue(f"{len(rows)} lines have {len(batch)} rows: each has to be a row")

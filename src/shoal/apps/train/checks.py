@@ -99,7 +99,7 @@ def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
     """
     with factories.uninterrupted():
         from shoal.apps.train.setup import check_steps, load_dataset, splits_of, untrained_model
-        from shoal.tables.methods import method_of
+        from shoal.tables.dense.methods import method_of
     from shoal.tables.spec import Access, TableSpec
 
     access = Access(job.chosen_optimizer, job.access_options(updates=1))

@@ -22,7 +22,7 @@ from math import inf
 import msgspec
 
 from shoal.protocol.messages import ProcessHeartbeat
-from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.views import NodeId
 
 PATIENCE = 3.0  # times the largest lateness

@@ -1,88 +1,12 @@
-"""The options of a scheduler, and the journal from which a restarted one continues."""
+"""The journal from which a restarted scheduler continues."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import msgspec
 
-from shoal.errors import DataCorrupt, InvalidValue, UsageError
+from shoal.errors import DataCorrupt, UsageError
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.views import FOREVER, Member, NodeId, View
-
-# By --slow-workers: share of the time that others wait, after which a worker is dropped; 0: never.
-WITHOUT_A_BREAK = 0.98  # of a time in which a worker was waited for; waits are told now and then
-SLOW_SHARE: Mapping[str, float] = MappingProxyType({"wait": 0.0, "drop": 0.5, "backup": 0.5})
-
-
-class SchedulerOptions(msgspec.Struct, frozen=True):
-    """
-    servers, workers:  members that make the cluster complete
-    join_timeout_s:    time to wait for them
-    silence_s:         silence after which a member counts as failed (--failure-timeout-s); more
-                       after late heartbeats (`FailureDetector`), at most silence_most_s
-    broken_s:          silence after a broken connection, after which a member counts as failed
-    alone_s:           silence after which a server with the only copy of some rows counts as failed
-                       (--sole-replica-timeout-s), if its death is not proven
-    hang_s:            time without a turn of a member's loop, outside of user code, after which it
-                       counts as failed though its process lives (--hang-timeout-s)
-    same_host:         all members are on this host, where a broken connection proves a death
-    resend_s:          time between repetitions of an unanswered Freeze or End
-    drain_s:           time for servers to drain before a view that moves rows; if it is too short,
-                       a view without moves is made, and the move is tried again after pause_s, or
-                       sooner if only late requests had prevented it
-    linger_s:          time at the end for members to confirm it
-    replicas:          servers that have a copy of each row, if there are as many
-    slow_share:        share of the last slow_s that others have waited for a worker, after which it
-                       is dropped; 0: never
-    checkpoint_s:      time between the checkpoints that views name; 0: none
-    passed:            clocks of the runs that this one continues, for the names of checkpoints
-    fragment_rows:     by table, its fragment size in the shards that servers begin with: update
-                       counts are by fragment
-    on_worker_loss:    when a worker of the first group is lost, "stop": the run ends; "drop": it
-                       goes on; "replace": and is not over before another has taken its place
-    elastic:           workers may join and leave during the run
-    run:               name of the run, unless an earlier scheduler has given it one
-    """
-
-    servers: int
-    workers: int
-    join_timeout_s: float = 120.0
-    silence_s: float = 10.0
-    silence_most_s: float = 15.0  # less than workers wait for an answer
-    broken_s: float = 3.0
-    alone_s: float = 15.0
-    hang_s: float = 60.0
-    same_host: bool = False
-    resend_s: float = 0.25
-    linger_s: float = 2.0
-    elastic: bool = False
-    on_worker_loss: str = "drop"
-    replicas: int = 1
-    drain_s: float = 2.0
-    pause_s: float = 10.0
-    slow_share: float = 0.0
-    slow_s: float = 5.0
-    checkpoint_s: float = 0.0
-    passed: int = 0
-    fragment_rows: Mapping[str, int] = {}
-    run: str = ""
-
-
-def check_options(options: SchedulerOptions) -> None:
-    """Refuse options that could never make a cluster."""
-    if options.servers < 0:
-        raise InvalidValue(
-            f"a cluster has 0 servers (for allreduce) or more, not {options.servers}"
-        )
-    if not 1 <= options.replicas <= max(options.servers, 1):
-        raise InvalidValue(
-            f"--replicas {options.replicas} needs at least {options.replicas} servers (got "
-            f"{options.servers})"
-        )
-    if options.workers < 1:
-        raise InvalidValue(f"a cluster needs at least one worker, not {options.workers}")
 
 
 class JournalRecord(msgspec.Struct, array_like=True):

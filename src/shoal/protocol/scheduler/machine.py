@@ -54,10 +54,11 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.messages.membership import TOO_SLOW
 from shoal.protocol.scheduler.barriers import Barriers
-from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions, read_record
+from shoal.protocol.scheduler.journal import JournalRecord, read_record
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import gathering, missing
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.scheduler.rows.losses import end_of
 from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.scheduler.stragglers import Stragglers

@@ -11,8 +11,9 @@ from shoal.protocol.messages import Busy, Frozen, Join, Message, NotJoined, Proc
 from shoal.protocol.messages.reasons import Waiting
 from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.scheduler.failure_detector import FailureDetector
-from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
+from shoal.protocol.scheduler.journal import JournalRecord
 from shoal.protocol.scheduler.membership import closed_up, join_refusal
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.views import Member, NodeId, Role, View
 
 FORGET_S = 60.0  # after a member has finished: none of its messages is under way any more

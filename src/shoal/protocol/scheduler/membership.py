@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.protocol.messages import Frozen, Join, NotJoined
 from shoal.protocol.messages.reasons import some_of
-from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.scheduler.rows.placement import Placements, place
 from shoal.protocol.scheduler.rows.rebalance import Moves, next_placements
 from shoal.protocol.session import START_AGAIN

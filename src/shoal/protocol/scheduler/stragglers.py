@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.protocol.messages import WaitTimes
-from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.members import Members
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.views import Member
 
 STALLED_S = 2.0  # a server that is silent for this long may be what workers wait for

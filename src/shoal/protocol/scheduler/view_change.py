@@ -31,10 +31,11 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.messages.reasons import Waiting, bounded, some_of
 from shoal.protocol.scheduler.checkpoint_plan import CheckpointPlan
-from shoal.protocol.scheduler.journal import JournalRecord, SchedulerOptions
-from shoal.protocol.scheduler.leases.ledgers import LeaseLedgers
+from shoal.protocol.scheduler.journal import JournalRecord
+from shoal.protocol.scheduler.ledgers import LeaseLedgers
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import decide_view, missing, next_view
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.scheduler.proposal import Proposal
 from shoal.protocol.scheduler.rows.losses import bereft, lost_with
 from shoal.protocol.scheduler.rows.placement import crowded

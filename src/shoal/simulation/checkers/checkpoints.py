@@ -13,8 +13,7 @@ from shoal.protocol.machine import Save
 from shoal.protocol.scheduler.leases.ledger import Leases
 from shoal.protocol.scheduler.leases.log import LeaseLog, LogEntry
 from shoal.simulation.checkers.history import violated
-from shoal.simulation.workloads.leases import BATCHES, EPOCHS
-from shoal.simulation.workloads.programs import STAMP_ROWS
+from shoal.simulation.plan import BATCHES, EPOCHS, STAMP_ROWS
 from shoal.tables.snapshots import overlaid
 
 

@@ -17,10 +17,9 @@ from shoal.protocol.requests import PushOp, TakeLease
 from shoal.protocol.scheduler.leases.ledger import Leases, LedgerRecord
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
+from shoal.simulation.plan import BATCHES, EPOCHS
 from shoal.tables.consistency import Consistency
 from shoal.tables.spec import Access, TableSpec
-
-EPOCHS, BATCHES = 2, 16
 
 
 class LeaseWorkload:

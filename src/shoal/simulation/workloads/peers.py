@@ -10,8 +10,8 @@ import numpy as np
 
 from shoal.collective.worker import CollectiveWorker
 from shoal.protocol.messages import SCHEDULER
-from shoal.protocol.scheduler.journal import SchedulerOptions
 from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.options import WorkerOptions

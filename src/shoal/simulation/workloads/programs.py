@@ -34,7 +34,7 @@ from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import Ledger, check_canary, check_not_refused, check_untorn
 from shoal.simulation.node import Program, Sleep
-from shoal.simulation.plan import Plan
+from shoal.simulation.plan import STAMP_FRAGMENT, STAMP_ROWS, Plan
 from shoal.simulation.workloads.bounded import BoundedWorkload
 from shoal.simulation.workloads.checkpoints import CheckpointWorkload
 from shoal.simulation.workloads.custom import Calls
@@ -46,8 +46,6 @@ from shoal.simulation.workloads.state import StateWorkload
 from shoal.simulation.world import World
 from shoal.tables.spec import Access, TableSpec
 
-STAMP_ROWS = 36
-STAMP_FRAGMENT = 3
 CANARY = -7.0
 SPOILED = b"\xa5"  # the bytes of buffers after their request is resolved
 SPARSE, CUSTOM, OPTIMIZED, ASSIGNED = 0.25, 0.25, 0.5, 0.3  # shares of the seeds

@@ -13,8 +13,8 @@ from torch import Tensor
 from shoal.keys import KeyRange
 from shoal.tables.access import AccessMethod
 from shoal.tables.dense.counts import UpdateCounts
+from shoal.tables.dense.methods import method_of
 from shoal.tables.initial import fill
-from shoal.tables.methods import method_of
 from shoal.tables.sizes import dense_bytes
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32, refuse
 from shoal.tables.spec import ITEM_SIZES, TableSpec

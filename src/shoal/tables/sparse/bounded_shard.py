@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from shoal.keys import KeyRange
-from shoal.tables.saved import USES_MOST
-from shoal.tables.sizes import BOUNDED_KEY_BYTES, rows_held
+from shoal.tables.sizes import BOUNDED_KEY_BYTES, USES_MOST, rows_held
 from shoal.tables.snapshots import StagedSnapshot, refuse
 from shoal.tables.sparse.eviction import BoundedIndex
 from shoal.tables.sparse.index import MISSING

@@ -5,7 +5,7 @@ from msgspec.structs import asdict
 
 from shoal.protocol.machine import Ticked
 from shoal.protocol.messages import Declare, Drain, Drained, Freeze, Frozen, Heartbeat, Join
-from shoal.protocol.scheduler.journal import SchedulerOptions
+from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.scheduler.view_change import SOON_S
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.replication.drain import Drainer

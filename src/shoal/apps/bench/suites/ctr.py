@@ -27,7 +27,7 @@ from rich.console import Console
 from shoal.apps.bench.rows import Batches, Row, beside, quality, rate
 from shoal.apps.ctr.command import run_ctr
 from shoal.apps.ctr.logistic import gradients_of, logits_of
-from shoal.apps.ctr.readers import Batch, Reader
+from shoal.apps.ctr.readers import Batch, LineOptions, Reader
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.tables import linear_options
@@ -55,7 +55,7 @@ def rows(folder: RunFolder, rounds: int, data_dirs: Sequence[Path] = ()) -> Iter
     spec = CtrSpec(
         train=str(train), hash_bits=BITS, epochs=EPOCHS, batch_size=ROWS, out=str(folder.path)
     )
-    batches = list(Reader(train, ROWS, hash_bits=BITS))
+    batches = list(Reader(train, ROWS, options=LineOptions(BITS)))
     for workers in WORKERS:
         yield _speed(replace(spec, workers=workers), batches, rounds)
     if found:

@@ -15,8 +15,8 @@ from shoal.protocol.server.state.shard_store import ShardStore
 from shoal.protocol.views import NodeId
 from shoal.simulation.checkers.history import check_one_round, check_untorn, violated
 from shoal.simulation.checkers.rounds import ClosedRounds
-from shoal.simulation.workloads.leases import BATCHES, EPOCHS
-from shoal.simulation.workloads.programs import STAMP_FRAGMENT, Workload
+from shoal.simulation.plan import BATCHES, EPOCHS, STAMP_FRAGMENT
+from shoal.simulation.workloads.programs import Workload
 from shoal.tables.custom.shard import CustomShard
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.sparse.bounded_shard import BoundedShard

@@ -8,7 +8,7 @@ import torch
 
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
-from shoal.client.sparse.row_cache import RowCache
+from shoal.client.row_cache import RowCache
 from shoal.errors import InvalidValue, PeerError
 from shoal.tables.consistency import asp
 from shoal.tables.init import Init

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shoal.errors import InvalidValue, UnknownName
 from shoal.tables.dense.gradient_method import BLOCK, SMALL
+from shoal.tables.dense.methods import access_methods, make
 from shoal.tables.dense.torch_methods import TorchMethod
-from shoal.tables.methods import access_methods, make
 from shoal.tables.spec import Access
 from tests.tables.steps import new_slots
 

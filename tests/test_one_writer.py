@@ -11,8 +11,9 @@ import pytest
 
 import shoal
 
-ROOT = Path(shoal.__file__).parent / "protocol"
-MODULES = sorted(ROOT.rglob("*.py"))
+ROOT = Path(shoal.__file__).parent
+ROOMS = ("protocol", "collective", "strategies", "node")  # machines, and what runs them
+MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 MUTATORS = {
     "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "insert",
     "intersection_update", "pop", "popitem", "popleft", "remove", "reverse", "setdefault", "sort",

@@ -18,7 +18,6 @@ from shoal.client.options import ClientOptions
 from shoal.collective.base import AllReduce, Collective
 from shoal.collective.figures import WorkerFigures
 from shoal.collective.tensors import prepared
-from shoal.collective.worker import CollectiveWorker
 from shoal.errors import RequestTimeout, ShoalError
 from shoal.node.driver import Driver
 from shoal.node.future import Future
@@ -34,7 +33,9 @@ from shoal.protocol.requests import (
 )
 from shoal.protocol.session import Session
 from shoal.protocol.session_options import SessionOptions
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
+from shoal.protocol.worker.peers.peers import Peers
 from shoal.tables.opening import checked
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for
@@ -105,9 +106,8 @@ class Client(Operations, WorkerFigures):
             ),
             process=os.getpid(),
         )
-        self._machine = machine = CollectiveWorker(
-            session, WorkerOptions(options.sync_timeout_s, options.on_timeout)
-        )
+        limits = WorkerOptions(options.sync_timeout_s, options.on_timeout)
+        self._machine = machine = WorkerMachine(session, limits, Peers(session, limits))
         me = Identity(name, "worker", token=options.token)
         super().__init__(Driver(machine, me, address), options)
         self._tickets: dict[int, Future] = {}  # of programs, which may wait in a later one

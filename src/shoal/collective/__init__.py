@@ -1,1 +1,1 @@
-"""What workers exchange among themselves: sums of tensors, and values with neighbours."""
+"""Allreduce of tensors: the contract, the arithmetic, and process groups of torch."""

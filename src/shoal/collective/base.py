@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +25,12 @@ class AllReduce:
     tensor: Tensor
     mean: bool = False
     request: Any = None
+
+    def prepared(self, make: Callable[[Tensor, bool], Any]) -> Any:
+        """Return the request that sums the tensor, which `make` makes once."""
+        if self.request is None:
+            self.request = make(self.tensor, self.mean)
+        return self.request
 
 
 class Collective(Protocol):

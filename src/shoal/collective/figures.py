@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from shoal.collective.worker import CollectiveWorker
+from shoal.protocol.worker.machine import WorkerMachine
 
 
 class WorkerFigures:
     """What a worker has done so far, as its machine counts it."""
 
-    _machine: CollectiveWorker
+    _machine: WorkerMachine
 
     @property
     def rank(self) -> int:

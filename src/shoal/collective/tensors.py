@@ -1,4 +1,4 @@
-"""Allreduce of tensors: the arithmetic for `collective.ring`."""
+"""Allreduce of tensors: the arithmetic for `protocol.worker.peers.ring`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def prepared(asked: AllReduce) -> Reduce:
     Raises:
         InvalidValue: as `reduce_of` says.
     """
-    if asked.request is None:
-        asked.request = reduce_of(asked.tensor, asked.mean)
-    request: Reduce = asked.request
+    request: Reduce = asked.prepared(reduce_of)
     return request
 
 

@@ -120,13 +120,14 @@ class Driver:
         the parent's, and the parent's next request for one that was answered already.
         """
         self._lock, self._turnstile = threading.Lock(), threading.Lock()  # others may have had them
-        self.closed = self.node.stopped = True
-        self.node.error = UsageError(
+        self.closed = True
+        error = UsageError(
             f"this process is a fork of {self.machine.session.name} (process {self._process}), "
             "which alone can use its part in the run: call the client in that process, and hand "
             "its results to the fork"
         )
-        self._fail_all(self.node.error)
+        self.node.stop(error)
+        self._fail_all(error)
         self.due.clear()
 
     @property
@@ -313,9 +314,9 @@ class Driver:
             self._poll(0.02 if self._under_way() else 0.0)
         except Exception as error:  # fail every request rather than let callers wait forever
             log.exception("the client's pump failed")
-            self.node.stopped = True
-            self.node.error = UsageError(f"the client failed: {type(error).__name__}: {error}")
-            self._fail_all(self.node.error)
+            failed = UsageError(f"the client failed: {type(error).__name__}: {error}")
+            self.node.stop(failed)
+            self._fail_all(failed)
         finally:
             self._wake_next()
 

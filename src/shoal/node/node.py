@@ -151,6 +151,10 @@ class Node:
         if due is not None and due <= monotonic() and not self.stopped:
             self.handle(Ticked())
 
+    def stop(self, error: ShoalError) -> None:
+        """Handle no more events, because of an error."""
+        self.stopped, self.error = True, error
+
     def run(self) -> None:
         """Poll until the machine stops; raises its error."""
         self.handle(Ticked())

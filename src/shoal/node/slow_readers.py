@@ -52,6 +52,6 @@ class SlowReaders:
                 reader.since = now
             elif now >= reader.since + STUCK_S:
                 if connection is not None:
-                    connection.timed_out = True
+                    connection.time_out()
                 yield to, connection
             reader.backlog = backlog

@@ -15,7 +15,6 @@ import msgspec
 from shoal.collective.base import AllReduce
 from shoal.collective.figures import WorkerFigures
 from shoal.collective.tensors import prepared
-from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue, ShoalError
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages import SCHEDULER
@@ -25,7 +24,9 @@ from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import View
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
+from shoal.protocol.worker.peers.peers import Peers
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Sleep
 from shoal.simulation.world import World
@@ -47,7 +48,7 @@ class SimulatedClient(WorkerFigures):
         computed_s: seconds that its gradients have taken.
     """
 
-    def __init__(self, world: World, machine: CollectiveWorker) -> None:
+    def __init__(self, world: World, machine: WorkerMachine) -> None:
         self._world = world
         self._machine = machine
         self._began_s = 0.0
@@ -153,7 +154,7 @@ def simulate_training(
     for rank, worker in enumerate(workers):
         session = Session(f"worker-{rank}", "worker", rank=rank)
         session.announce(f"sim://{session.me}")
-        machine = CollectiveWorker(session, PATIENT)
+        machine = WorkerMachine(session, PATIENT, Peers(session, PATIENT))
         client = SimulatedClient(world, machine)
         program = worker_program(client, worker, rank, max_steps, rounds)
         world.add(session.me, machine, program)

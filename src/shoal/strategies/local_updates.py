@@ -153,7 +153,7 @@ class LocalUpdates(Strategy):
             loss, weight = model.gradient(batch)
             self._inner.step(self.rates, model.absent)
         else:
-            self._inner.updates += 1  # all workers are at one step of the rate's schedule
+            self._inner.skip()  # all workers are at one step of the rate's schedule
         self._weight += weight
         self._steps += 1
         if self._steps == self.period(self.round):

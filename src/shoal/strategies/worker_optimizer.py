@@ -85,6 +85,10 @@ class WorkerOptimizer:
             self._options.update(absent)
         self.updates += 1
 
+    def skip(self) -> None:
+        """Count an update that this worker leaves out."""
+        self.updates += 1
+
     def state_dict(self) -> dict[str, Any]:
         """The number of updates, the slots of each buffer, and who has had fewer updates."""
         import torch

@@ -69,6 +69,10 @@ class Connection(ABC):
     role: Role | None = None  # that a caller has given
     timed_out = False  # whether it ended because nothing came from the peer's host
 
+    def time_out(self) -> None:
+        """Note that nothing comes from the peer's host."""
+        self.timed_out = True
+
     @property
     def stalled(self) -> bool:
         """Whether the peer's host has acknowledged nothing for a while: the path may be cut."""

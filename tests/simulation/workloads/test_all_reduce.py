@@ -5,9 +5,9 @@ from unittest.mock import patch
 
 import pytest
 
-from shoal.collective.ring import Ring
-from shoal.collective.sums import Sum
 from shoal.errors import InvariantBroken
+from shoal.protocol.worker.peers.ring import Ring
+from shoal.protocol.worker.peers.sums import Sum
 from shoal.simulation.checkers.history import Violation
 from shoal.simulation.workloads.all_reduce import RingScenario
 

@@ -5,10 +5,10 @@ from unittest.mock import patch
 
 import pytest
 
-from shoal.collective.links import Link
-from shoal.collective.neighbours import Neighbours
 from shoal.errors import InvariantBroken
 from shoal.protocol.machine import Sink
+from shoal.protocol.worker.peers.links import Link
+from shoal.protocol.worker.peers.neighbours import Neighbours
 from shoal.simulation.checkers.history import Violation
 from shoal.simulation.workloads.neighbours import NeighboursScenario
 

@@ -15,6 +15,7 @@ from shoal.errors import (
     Refused,
     RequestTimeout,
     RoundClosed,
+    RunAborted,
     ShoalError,
     SyncTimeout,
 )
@@ -36,7 +37,16 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import SCHEDULER, Busy, Computing, Message, Nudge, Reply
+from shoal.protocol.messages import (
+    SCHEDULER,
+    Busy,
+    Computing,
+    Message,
+    NeighbourPiece,
+    Nudge,
+    Piece,
+    Reply,
+)
 from shoal.protocol.messages.describing import describe
 from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.requests import Cancel, Exchange
@@ -44,6 +54,7 @@ from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, NodeId, Role, View
 from shoal.protocol.worker.in_flight import InFlight, SubRequest, SubRequestPart
 from shoal.protocol.worker.options import WorkerOptions
+from shoal.protocol.worker.peers.peers import Peers
 from shoal.protocol.worker.pending_requests import PendingRequest, PendingRequests
 from shoal.protocol.worker.rerouting import chained, joined, moved, reroute, tell
 from shoal.protocol.worker.routing import Router
@@ -51,15 +62,23 @@ from shoal.protocol.worker.sender import Sender
 
 
 class WorkerMachine:
-    """Sends one caller's requests to servers, and resolves each request exactly once."""
+    """Sends one caller's requests to servers, and resolves each request exactly once.
 
-    def __init__(self, session: Session, options: WorkerOptions | None = None) -> None:
+    Attributes:
+        peers:  its exchanges with other workers; None if it has none
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        options: WorkerOptions | None = None,
+        peers: Peers | None = None,
+    ) -> None:
         self.session = session
         self.options = options or WorkerOptions()
+        self.peers = peers
         self.clock = 0
         self.bytes_pulled = 0
-        self.listens = False  # whether others send what no request waits for
-        self.sends_on = False  # whether bytes may be unsent that no request waits for
         self._in_flight = InFlight(self.options.credit_bytes)
         self._requests = PendingRequests()
         self._sender = Sender(
@@ -71,21 +90,35 @@ class WorkerMachine:
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
+        if self.peers is not None and isinstance(message, Piece | NeighbourPiece):
+            return self.peers.arriving(sender, message, nbytes)
         answered = self._answered(sender, message) if isinstance(message, Reply) else None
         return answered[1].receive(nbytes) if answered else Discard("nobody waits for it")
 
     def problem_of(self, received: Received) -> str:
         if isinstance(received.message, Reply):  # counts only from a server that was sent a part
             return ""
-        return misplaced(received.message, received.sender, self.session.role_of(received.sender))
+        sender, message = received.sender, received.message
+        problem = misplaced(message, sender, self.session.role_of(sender))
+        if not problem and self.peers is not None:
+            return self.peers.problem_of(sender, message)
+        return problem
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
+        if isinstance(event, Received) and self.session.unanswered.counts:
+            self.session.unanswered.heard(event.sender)
+        if self.peers is None:
+            self._handle(event, now, out)
+        elif not self.peers.handle(event, now, out):
+            self._handle(event, now, out)
+            self.peers.go_on(event, now, out)
+        return out
+
+    def _handle(self, event: Event, now: float, out: Effects) -> None:
         if isinstance(event, Received):
             message = event.message
             self._trace.add((now, event.sender, message))
-            if self.session.unanswered.counts:
-                self.session.unanswered.heard(event.sender)
             if isinstance(message, Reply):
                 self._reply(event.sender, message, event.payload, now, out)
             else:
@@ -103,14 +136,17 @@ class WorkerMachine:
             self._sender.wake(now + self.options.behind_s)
         if self.session.ended:
             self._end(out)
-        return out
 
     def deadline(self) -> float | None:
-        return at if (at := min(self.session.deadline(), self._sender.wakes_at)) < inf else None
+        at = min(self.session.deadline(), self._sender.wakes_at)
+        at = at if self.peers is None else min(at, self.peers.deadline())
+        return at if at < inf else None
 
     def address_of(self, node: NodeId) -> str | None:
         member = self.session.view.member(node) if self.session.view else None
-        return member.address if member and member.role == "server" else None
+        if member is not None and member.role == "server":
+            return member.address
+        return self.peers.address_of(node) if self.peers is not None else None
 
     def check(self) -> None:
         """Check that sub-requests belong to requests and that the window is kept."""
@@ -122,8 +158,28 @@ class WorkerMachine:
 
     @property
     def bytes_pushed(self) -> int:
-        """Payload bytes sent so far, without resends."""
+        """Payload bytes sent to servers so far, without resends."""
         return self._sender.bytes_pushed
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes sent so far, to servers and to other workers."""
+        return self.bytes_pushed + (self.peers.bytes_sent if self.peers is not None else 0)
+
+    @property
+    def bytes_received(self) -> int:
+        """Payload bytes received so far, from servers and from other workers."""
+        return self.bytes_pulled + (self.peers.bytes_received if self.peers is not None else 0)
+
+    @property
+    def listens(self) -> bool:
+        """Whether other workers send what no request waits for."""
+        return self.peers is not None and self.peers.listens
+
+    @property
+    def sends_on(self) -> bool:
+        """Whether bytes may be unsent that no request waits for."""
+        return self.peers is not None and self.peers.sends_on
 
     def number_of(self, table: str) -> int | None:
         """The number of the table of that name in the current view."""
@@ -145,6 +201,7 @@ class WorkerMachine:
 
     def waiting(self) -> list[tuple[str, str]]:
         """(request, reason) of every unanswered request."""
+        of_peers = self.peers.waiting() if self.peers is not None else []
         return [
             (
                 describe(self._sender.message(sub_request, part)),
@@ -152,7 +209,7 @@ class WorkerMachine:
             )
             for sub_request in self._in_flight.sub_requests.values()
             for part in sub_request.open_parts()
-        ]
+        ] + of_peers
 
     # ------------------------------------------------------------------ asking
 
@@ -380,7 +437,10 @@ class WorkerMachine:
         for orphan in [s for s in self._in_flight.sub_requests.values() if not s.request_id]:
             self._in_flight.drop(orphan)
         stop = next((e for e in out if isinstance(e, Stop)), None)
-        error = stop.error if stop and stop.error else Refused("the run has ended")
+        ended = stop.error if stop is not None else None
+        if self.peers is not None:
+            self.peers.close(ended or RunAborted("the run has ended"), out)
+        error = ended or Refused("the run has ended")
         for request_id in self._requests:
             if request_id in self._requests:
                 self._resolve(request_id, error, out)

@@ -6,9 +6,9 @@ from random import Random
 
 import numpy as np
 
-from shoal.collective.worker import CollectiveWorker
 from shoal.protocol.requests import AwaitView, EnterBarrier, FinishWork, Reduce
 from shoal.protocol.views import NodeId
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
 from shoal.simulation.node import Program, Sleep
 from shoal.simulation.workloads.peers import PeersScenario, add
@@ -33,7 +33,7 @@ class RingScenario(PeersScenario):
         start = 1 + worker * 1000 + number
         return np.arange(start, start + self.sizes[number], dtype=np.float32)
 
-    def program(self, node: NodeId, machine: CollectiveWorker, random: Random) -> Program:
+    def program(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:
         outcome = yield AwaitView()
         if outcome.error is not None:
             return

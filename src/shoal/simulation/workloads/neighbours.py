@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shoal.collective.worker import CollectiveWorker
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import (
     AwaitView,
@@ -23,6 +22,7 @@ from shoal.protocol.requests import (
     Reduce,
 )
 from shoal.protocol.views import FOREVER, NodeId
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
 from shoal.simulation.node import Program, Sleep
 from shoal.simulation.workloads.peers import PeersScenario, add
@@ -59,7 +59,7 @@ class NeighboursScenario(PeersScenario):
         self._has_all: set[int] = set()  # ranks that have taken those of all neighbours
         super().__init__(seed, random, workers, keep_lines, streams=random.random() < 0.3)
 
-    def program(self, node: NodeId, machine: CollectiveWorker, random: Random) -> Program:
+    def program(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:
         outcome = yield AwaitView()
         if outcome.error is not None:
             return

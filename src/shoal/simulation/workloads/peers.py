@@ -8,13 +8,14 @@ from random import Random
 
 import numpy as np
 
-from shoal.collective.worker import CollectiveWorker
 from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
+from shoal.protocol.worker.peers.peers import Peers
 from shoal.simulation.checkers.history import violated
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Program
@@ -45,7 +46,7 @@ class PeersScenario(ABC):
         workers: int,
         keep_lines: bool,
         streams: bool = False,
-        options: WorkerOptions | None = None,
+        options: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
     ) -> None:
         self.workers = workers
         self.failed: dict[NodeId, str] = {}
@@ -65,7 +66,8 @@ class PeersScenario(ABC):
             node = f"worker-{index}"
             session = Session(node, "worker", rank=index, options=SESSION)
             session.announce(f"sim://{node}")
-            machine = CollectiveWorker(session, options, PIECE_BYTES, GATHERED_BYTES)
+            peers = Peers(session, options, PIECE_BYTES, GATHERED_BYTES)
+            machine = WorkerMachine(session, options, peers)
             world.add(node, machine, self.program(node, machine, Random(seed * 31 + index)))
         self.victim = ""
         if random.random() < KILLED:
@@ -76,7 +78,7 @@ class PeersScenario(ABC):
             world.at(0.2 + 3 * random.random(), partial(world.break_connection, *ends))
 
     @abstractmethod
-    def program(self, node: NodeId, machine: CollectiveWorker, random: Random) -> Program:
+    def program(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:
         """What a worker does."""
 
     def run(self) -> None:
@@ -94,7 +96,7 @@ class PeersScenario(ABC):
             raise violated("orderly", f"workers failed: {self.failed}")
         for node, sim in self.world.nodes.items():
             if sim.alive and not sim.stopped:
-                waits = sim.machine.waiting() if isinstance(sim.machine, CollectiveWorker) else ""
+                waits = sim.machine.waiting() if isinstance(sim.machine, WorkerMachine) else ""
                 raise violated("stuck", f"{node} did not end; {waits}")
 
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from shoal.collective.worker import CollectiveWorker
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import Asked, Discard, PeerLost, Received, Resolve, Send, Ticked
 from shoal.protocol.messages import (
@@ -19,6 +18,9 @@ from shoal.protocol.messages import (
 from shoal.protocol.requests import Cancel, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
+from shoal.protocol.worker.machine import WorkerMachine
+from shoal.protocol.worker.options import WorkerOptions
+from shoal.protocol.worker.peers.peers import Peers
 
 
 def add(into, other):
@@ -32,13 +34,14 @@ def reduce_of(values):
 @pytest.fixture
 def machine():
     """Worker 0 of two, which has met the other one."""
-    made = CollectiveWorker(Session("w-0", "worker"))
+    session = Session("w-0", "worker")
+    made = WorkerMachine(session, WorkerOptions(), Peers(session, WorkerOptions()))
     members = tuple(
         Member(f"w-{rank}", "worker", rank, 11 + rank, f"unix:///w-{rank}") for rank in range(2)
     )
     made.handle(Received(SCHEDULER, Joined(11, 0)), 0.0)
     made.handle(Received(SCHEDULER, NewView(View(1, 1, (), members))), 0.0)
-    made.handle(Received("w-1", MissingPieces(made.ring._name, 0)), 0.0)
+    made.handle(Received("w-1", MissingPieces(made.peers.ring._name, 0)), 0.0)
     return made
 
 
@@ -48,24 +51,24 @@ def sent(effects, kind):
 
 def test_a_piece_cut_short_before_its_sum_is_asked_for_again_at_once(machine):
     values = np.ones(1 << 16, np.float32)
-    piece = Piece(machine.ring._name, 0, 1, False, values.nbytes)
+    piece = Piece(machine.peers.ring._name, 0, 1, False, values.nbytes)
     assert isinstance(machine.arriving("w-1", piece, values.nbytes // 2), Discard)
     machine.handle(Asked(1, reduce_of(values)), 1.0)
     effects = machine.handle(Received("w-1", piece), 1.1)
-    assert sent(effects, MissingPieces) == [MissingPieces(machine.ring._name, 0, (1,), ())]
+    assert sent(effects, MissingPieces) == [MissingPieces(machine.peers.ring._name, 0, (1,), ())]
 
 
 def test_a_piece_that_came_before_its_sum_is_asked_for_with_it(machine):
-    piece = Piece(machine.ring._name, 0, 1, False, 1 << 18)
+    piece = Piece(machine.peers.ring._name, 0, 1, False, 1 << 18)
     machine.handle(Received("w-1", piece), 1.0)
     effects = machine.handle(Asked(1, reduce_of(np.ones(1 << 16, np.float32))), 1.1)
-    assert sent(effects, MissingPieces) == [MissingPieces(machine.ring._name, 0, (1,), ())]
+    assert sent(effects, MissingPieces) == [MissingPieces(machine.peers.ring._name, 0, (1,), ())]
     assert [p.piece for p in sent(effects, Piece)] == [0]
 
 
 def test_a_piece_of_another_size_fails_the_sum(machine):
     machine.handle(Asked(1, reduce_of(np.ones(8, np.float32))), 1.0)
-    effects = machine.handle(Received("w-1", Piece(machine.ring._name, 0, 0, True, 999)), 1.1)
+    effects = machine.handle(Received("w-1", Piece(machine.peers.ring._name, 0, 0, True, 999)), 1.1)
     [resolved] = [e for e in effects if isinstance(e, Resolve)]
     assert isinstance(resolved.outcome.error, InvalidValue)
     assert "999 bytes where this worker sums 32" in resolved.outcome.error.message
@@ -76,8 +79,8 @@ def test_messages_of_another_ring_are_ignored(machine):
     machine.handle(Asked(1, reduce_of(values)), 1.0)
     for sender, message in [
         ("w-1", Piece(1, 0, 0, True, 32)),
-        ("w-7", Piece(machine.ring._name, 0, 0, True, 32)),
-        ("w-1", MissingPieces(machine.ring._name, 0, (-1, 7, 1 << 40), (99,))),
+        ("w-7", Piece(machine.peers.ring._name, 0, 0, True, 32)),
+        ("w-1", MissingPieces(machine.peers.ring._name, 0, (-1, 7, 1 << 40), (99,))),
     ]:
         effects = machine.handle(Received(sender, message), 1.1)
         assert not sent(effects, Piece)
@@ -88,7 +91,7 @@ def test_of_two_copies_of_a_whole_piece_the_later_one_has_the_place(machine):
     """The sender has its tensor back when one has come: the rest of the other may differ."""
     values = np.ones(1 << 16, np.float32)
     machine.handle(Asked(1, reduce_of(values)), 1.0)
-    piece, nbytes = Piece(machine.ring._name, 0, 0, True, values.nbytes), values.nbytes // 2
+    piece, nbytes = Piece(machine.peers.ring._name, 0, 0, True, values.nbytes), values.nbytes // 2
     first = machine.arriving("w-1", piece, nbytes)
     second = machine.arriving("w-1", piece, nbytes)
     assert (first.revoked, second.revoked) == (True, False)
@@ -97,7 +100,7 @@ def test_of_two_copies_of_a_whole_piece_the_later_one_has_the_place(machine):
 def test_what_comes_late_does_not_land_in_a_tensor_that_was_given_back(machine):
     values = np.ones(1 << 16, np.float32)
     machine.handle(Asked(1, reduce_of(values)), 1.0)
-    piece = Piece(machine.ring._name, 0, 0, True, values.nbytes)
+    piece = Piece(machine.peers.ring._name, 0, 0, True, values.nbytes)
     sink = machine.arriving("w-1", piece, values.nbytes // 2)
     machine.handle(Asked(2, Cancel(1)), 1.1)
     assert sink.revoked
@@ -111,21 +114,23 @@ def test_of_several_answers_that_miss_pieces_only_the_first_counts(machine):
     for now in (1.0, 2.0, 4.0):
         probes += sent(machine.handle(Ticked(), now), PieceProbe)
     assert len({each.probe for each in probes}) == 3
-    answers = [MissingPieces(machine.ring._name, 0, (0,), (), each.probe) for each in probes]
+    answers = [MissingPieces(machine.peers.ring._name, 0, (0,), (), each.probe) for each in probes]
     effects = [machine.handle(Received("w-1", each), 5.0) for each in answers]
     assert [[each.piece for each in sent(of, Piece)] for of in effects] == [[0], [], []]
 
 
 def test_a_probe_is_told_what_is_missing(machine):
     machine.handle(Asked(1, reduce_of(np.ones(1 << 16, np.float32))), 0.0)
-    effects = machine.handle(Received("w-1", PieceProbe(machine.ring._name, 0, 7)), 0.1)
-    assert sent(effects, MissingPieces) == [MissingPieces(machine.ring._name, 0, (1,), (0,), 7)]
+    effects = machine.handle(Received("w-1", PieceProbe(machine.peers.ring._name, 0, 7)), 0.1)
+    assert sent(effects, MissingPieces) == [
+        MissingPieces(machine.peers.ring._name, 0, (1,), (0,), 7)
+    ]
 
 
 def test_after_a_reconnection_a_neighbour_is_asked_what_it_lacks(machine):
     machine.handle(Asked(1, reduce_of(np.ones(1 << 16, np.float32))), 0.0)
     machine.handle(PeerLost("w-1"), 0.1)
-    effects = machine.handle(Received("w-1", MissingPieces(machine.ring._name, 0)), 0.2)
+    effects = machine.handle(Received("w-1", MissingPieces(machine.peers.ring._name, 0)), 0.2)
     assert len(sent(effects, PieceProbe)) == 1
     assert not sent(effects, Piece)
 
@@ -137,7 +142,7 @@ def test_where_nothing_moves_after_a_worker_has_finished_a_sum_ends(machine, com
     machine.handle(Asked(1, reduce_of(values)), 0.0)
     if complete:
         for piece, whole in ((1, False), (0, True)):
-            message = Piece(machine.ring._name, 0, piece, whole, values.nbytes)
+            message = Piece(machine.peers.ring._name, 0, piece, whole, values.nbytes)
             sink = machine.arriving("w-1", message, values.nbytes // 2)
             for _ in sink.views:
                 sink.landed += 1
@@ -153,14 +158,14 @@ def test_where_nothing_moves_after_a_worker_has_finished_a_sum_ends(machine, com
 
 
 def test_a_greeting_whose_answer_was_lost_is_answered_again_and_no_answer_is(machine):
-    greeting = MissingPieces(machine.ring._name, 0)
+    greeting = MissingPieces(machine.peers.ring._name, 0)
     [answer] = sent(machine.handle(Received("w-1", greeting), 0.1), MissingPieces)
     assert answer != greeting
     assert sent(machine.handle(Received("w-1", answer), 0.2), MissingPieces) == []
 
 
 def test_messages_that_no_neighbour_sends_are_refused(machine):
-    ring = machine.ring._name
+    ring = machine.peers.ring._name
     for message, says in (
         (WorkerLeft(ring, "worker-7", 0), "no worker"),
         (MissingPieces(ring, 0, (1, 1)), "twice"),

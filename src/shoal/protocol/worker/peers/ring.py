@@ -21,9 +21,6 @@ from collections.abc import Iterable
 from mmap import mmap
 from zlib import crc32
 
-from shoal.collective.greetings import Greetings
-from shoal.collective.members import members_of, unreachable
-from shoal.collective.sums import PROBE_MAX_S, Sum
 from shoal.errors import Cancelled, InvalidValue, RingBroken, ShoalError
 from shoal.protocol.limits import LISTED_MAX
 from shoal.protocol.machine import (
@@ -49,6 +46,9 @@ from shoal.protocol.messages import (
 from shoal.protocol.requests import Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
+from shoal.protocol.worker.peers.handshakes import Handshakes
+from shoal.protocol.worker.peers.members import members_of, unreachable
+from shoal.protocol.worker.peers.sums import PROBE_MAX_S, Sum
 
 PIECE_BYTES = 4 << 20
 PARTS = 8  # per piece: each part is added while it is in the cache
@@ -73,9 +73,9 @@ class Ring:
         self._asked = 0  # number of allreduces requested in this ring
         self._sums: dict[int, Sum] = {}
         self._early: dict[int, tuple[set[int], set[int]]] = {}  # pieces before their request
-        self._greetings = Greetings(0)
+        self._handshakes = Handshakes(0)
         self.left: dict[str, int] = {}  # finished workers, and the first allreduce without them
-        self.ended: set[str] = set()  # workers that have finished, as the scheduler says
+        self._ended: set[str] = set()  # workers that have finished, as the scheduler says
         self._scratch: list[mmap] = []
         self.bytes_sent = self.bytes_received = 0  # of tensors' values
 
@@ -98,7 +98,7 @@ class Ring:
         self._name = crc32(repr([m.incarnation for m in members]).encode())
         self._asked = 0
         self._early.clear()
-        self._greetings = Greetings(self._name)
+        self._handshakes = Handshakes(self._name)
         self.left.clear()
 
     def address_of(self, node: NodeId) -> str:
@@ -128,7 +128,11 @@ class Ring:
             self._send(number, one, piece, whole, out)
         if early := self._early.pop(number, None):
             self._miss(number, *early, 0, out)
-        self._greetings.greet(self._near(), out)
+        self._handshakes.greet(self._near(), out)
+
+    def end(self, finished: Iterable[str]) -> None:
+        """Note workers that have finished, as the scheduler says."""
+        self._ended.update(finished)
 
     def leave(self, out: Effects) -> None:
         """Tell the others that this worker has finished, so that they do not wait for it."""
@@ -163,27 +167,27 @@ class Ring:
             self._end(number, out, error)
 
     def deadline(self) -> float:
-        return min((*(each.again_at for each in self._sums.values()), self._greetings.at))
+        return min((*(each.again_at for each in self._sums.values()), self._handshakes.at))
 
     def peer_lost(self, node: NodeId, now: float) -> None:
         """Reconnect to a neighbour that cannot connect here, even without a message for it."""
-        self._greetings.lost(node, now)
+        self._handshakes.lost(node, now)
 
     def tick(self, now: float, out: Effects) -> None:
-        self._greetings.tick(self._near(), now, out)
+        self._handshakes.tick(self._near(), now, out)
         for number, one in list(self._sums.items()):
             if not one.due(now):
                 continue
             name = self._neighbours()[one.complete].name
-            stalled = name in self.ended and one.wait_s >= PROBE_MAX_S  # its last word is lost
+            stalled = name in self._ended and one.wait_s >= PROBE_MAX_S  # its last word is lost
             if stalled and not one.complete:
                 self._end(number, out, RingBroken(f"{name} has ended its work; pieces are lost"))
             elif stalled:
-                one.taken = True
+                one.take()
                 self._look(number, one, out)
             else:
                 self._probe(number, one, out)
-            self._greetings.greet(self._near(), out)
+            self._handshakes.greet(self._near(), out)
 
     def waiting(self) -> list[tuple[str, str]]:
         """(allreduce, reason) of every one under way."""
@@ -205,9 +209,7 @@ class Ring:
         if nbytes != view.nbytes:
             return Discard(f"{nbytes} bytes for a piece of {view.nbytes}")
         if message.whole:
-            if message.piece in one.sinks:  # two copies must not be written to one place
-                one.sinks.pop(message.piece).revoke()
-            return one.sinks.setdefault(message.piece, Sink([view], message))
+            return one.sink(message.piece, message)
         most = self._part_bytes
         scratch = self._scratch.pop() if self._scratch else mmap(-1, most)
         memory = memoryview(scratch)
@@ -250,7 +252,7 @@ class Ring:
             return
         if isinstance(message, SumAck):
             for number in [each for each in self._sums if each <= message.number]:
-                self._sums[number].taken = True
+                self._sums[number].take()
                 self._look(number, self._sums[number], out)
             return
         one = self._sums.get(message.number)
@@ -263,7 +265,7 @@ class Ring:
 
     def _meet(self, neighbour: NodeId, message: Message, out: Effects) -> None:
         """Send a neighbour that has this ring as well the pieces that are ready."""
-        new = self._greetings.heard(neighbour, message, out)
+        new = self._handshakes.heard(neighbour, message, out)
         if not new or neighbour != self._neighbours()[1].id:
             return
         for number, one in self._sums.items():
@@ -326,39 +328,32 @@ class Ring:
         """Add the values that have arrived, unless they are duplicates."""
         landed = payload.views[payload.landed - 1]
         start = self._part_bytes * (payload.landed - 1)
-        if piece in one.partial and one.added.get(piece, 0) == start:
-            one.added[piece] = start + landed.nbytes
+        if one.add(piece, start, landed):
             self.bytes_received += landed.nbytes
-            mine = one.view(piece)[start : start + landed.nbytes]
-            one.ask.add(mine, landed)
-            if one.ends_here(piece):
-                one.ask.finish(mine, one.workers)
-            if one.added[piece] == one.view(piece).nbytes:
-                del one.partial[piece], one.added[piece]
+            if one.added_up(piece):
                 self._send(number, one, piece, one.ends_here(piece), out)
         if payload.whole:
             self._scratch.append(payload.context)
 
     def _take_whole(self, number: int, one: Sum, piece: int, out: Effects) -> None:
-        if piece in one.whole:
-            del one.whole[piece]
+        if one.has_landed(piece):
             self.bytes_received += one.view(piece).nbytes
             if not one.comes_home(piece):
                 self._send(number, one, piece, True, out)
 
     def _send(self, number: int, one: Sum, piece: int, whole: bool, out: Effects) -> None:
         neighbour = self._neighbours()[1].id
-        if neighbour in self._greetings:
+        if neighbour in self._handshakes:
             view = one.view(piece)
             message = Piece(self._name, number, piece, whole, one.ask.values.nbytes)
             out.append(Send(neighbour, message, (view,)))
             self.bytes_sent += view.nbytes
-            one.sent, one.stale = True, one.probes
+            one.send()
 
     def _probe(self, number: int, one: Sum, out: Effects) -> None:
         """Ask the next worker what it lacks; its answer comes after all that was sent to it."""
-        one.probes += 1
-        out.append(Send(self._neighbours()[1].id, PieceProbe(self._name, number, one.probes)))
+        probe = PieceProbe(self._name, number, one.probe())
+        out.append(Send(self._neighbours()[1].id, probe))
 
     def _miss(
         self, number: int, partial: Iterable[int], whole: Iterable[int], probe: int, out: Effects
@@ -371,8 +366,7 @@ class Ring:
         """Acknowledge, resolve or end an allreduce, as far as it is complete."""
         if not one.complete:
             return
-        if not one.told:
-            one.told = True
+        if one.tell():
             if one.gathered:
                 one.add_up()
                 self._resolve(one, out)
@@ -387,9 +381,8 @@ class Ring:
         out.append(Send(self._neighbours()[0].id, SumAck(self._name, end - 1)))
 
     def _resolve(self, one: Sum, out: Effects, error: ShoalError | None = None) -> None:
-        if one.request_id:
-            out.append(Resolve(one.request_id, Outcome(error=error)))
-            one.request_id = 0
+        if request_id := one.resolve():
+            out.append(Resolve(request_id, Outcome(error=error)))
 
     def _end(self, number: int, out: Effects, error: ShoalError | None = None) -> None:
         one = self._sums.pop(number)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from math import inf
 from mmap import mmap
 
-from shoal.collective.sums import LINE_BYTES, PROBE_MAX_S, PROBE_S, Edges, cut
 from shoal.protocol.limits import LISTED_MAX
 from shoal.protocol.machine import Arrival, Discard, Effects, Send, Sink
 from shoal.protocol.messages import NeighbourAck, NeighbourPiece, NeighbourProbe
 from shoal.protocol.views import NodeId
+from shoal.protocol.worker.peers.sums import LINE_BYTES, PROBE_MAX_S, PROBE_S, Edges, cut
 
 Version = tuple[int, int]  # phase and round
 NO_VERSION: Version = (0, 0)
@@ -229,6 +229,18 @@ class Link:
     def has(self, due: Version) -> bool:
         """Whether the version of `due` is here, or a later one."""
         return self._newest() >= due
+
+    def wait_again(self) -> None:
+        """Wait for the neighbour, although it was late."""
+        self.late = False
+
+    def skip_if_late(self, due: Version) -> None:
+        """Go on without the neighbour unless the version of `due` is here."""
+        self.late = not self.has(due)
+
+    def catch_up(self, due: Version) -> None:
+        """Wait for the neighbour again if the version of `due` is here."""
+        self.late = self.late and not self.has(due)
 
     def news(self, phase: int) -> bool:
         """Whether a version of this phase or a later one has arrived that is not taken yet."""

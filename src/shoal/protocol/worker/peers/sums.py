@@ -105,6 +105,29 @@ class Sum:
         self.again_at = now + self.wait_s
         return True
 
+    def take(self) -> None:
+        """Note that the next worker has everything."""
+        self.taken = True
+
+    def probe(self) -> int:
+        """Return the number of another probe of the next worker."""
+        self.probes += 1
+        return self.probes
+
+    def send(self) -> None:
+        """Note that pieces are sent: the answers to earlier probes are stale."""
+        self.sent, self.stale = True, self.probes
+
+    def tell(self) -> bool:
+        """Note that the allreduce is complete; return whether this was not known yet."""
+        told, self.told = self.told, True
+        return not told
+
+    def resolve(self) -> int:
+        """Return the request to resolve; 0 if it is resolved."""
+        request_id, self.request_id = self.request_id, 0
+        return request_id
+
     @property
     def complete(self) -> bool:
         """Whether all pieces have arrived."""
@@ -133,6 +156,37 @@ class Sum:
         """(piece, whole) of all pieces that can be sent."""
         pieces = range(len(self.edges))
         return [(p, whole) for whole in (False, True) for p in pieces if self.has(p, whole)]
+
+    def sink(self, piece: int, context: object) -> Sink:
+        """Return where the whole sum of a piece goes: two copies must not land in one place."""
+        if piece in self.sinks:
+            self.sinks.pop(piece).revoke()
+        return self.sinks.setdefault(piece, Sink([self.view(piece)], context))
+
+    def add(self, piece: int, start: int, landed: memoryview) -> bool:
+        """Add a part of a piece's partial sum to this worker's values, unless it has come before.
+
+        Return whether it was added.
+        """
+        if piece not in self.partial or self.added.get(piece, 0) != start:
+            return False
+        self.added[piece] = start + landed.nbytes
+        mine = self.view(piece)[start : start + landed.nbytes]
+        self.ask.add(mine, landed)
+        if self.ends_here(piece):
+            self.ask.finish(mine, self.workers)
+        return True
+
+    def added_up(self, piece: int) -> bool:
+        """Return whether all of a piece's partial sum is added, which is then here."""
+        if self.added.get(piece) != self.view(piece).nbytes:
+            return False
+        del self.partial[piece], self.added[piece]
+        return True
+
+    def has_landed(self, piece: int) -> bool:
+        """Note that the whole sum of a piece is here; return whether it had not been."""
+        return self.whole.pop(piece, "") is None
 
     def add_up(self) -> None:
         """Add up gathered values by worker; the piece of worker w is w + 1."""

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from shoal.collective.links import NO_VERSION, Layout, Link, Values, Version
-from shoal.collective.members import members_of, unreachable
 from shoal.errors import Cancelled, InvalidValue, ShoalError
 from shoal.protocol.machine import Arrival, Discard, Effects, Note, Outcome, Received, Resolve
 from shoal.protocol.messages import Message, NeighbourAck, NeighbourPiece, NeighbourProbe
 from shoal.protocol.requests import NeighbourExchange, Neighbourhood, NeighbourValues
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
+from shoal.protocol.worker.peers.links import NO_VERSION, Layout, Link, Values, Version
+from shoal.protocol.worker.peers.members import members_of, unreachable
 
 FromNeighbour = NeighbourPiece | NeighbourProbe | NeighbourAck
 
@@ -119,7 +119,7 @@ class Neighbours:
         self._late_at = now + self._late_s
         if not ask.hurries:
             for link in self._links.values():
-                link.late = False
+                link.wait_again()
         if ask.buffers:
             same = ask.phase == self._version[0]
             self._version = ask.phase, self._version[1] + 1 if same else 1
@@ -180,7 +180,7 @@ class Neighbours:
         if self._asked is not None and now >= self._late_at:
             self._late_at = inf
             for link in self._links.values():
-                link.late = not link.has(self._version)
+                link.skip_if_late(self._version)
             self._look(out)
 
     def waiting(self) -> list[tuple[str, str]]:
@@ -217,7 +217,7 @@ class Neighbours:
             elif not link.landed(message, event.payload, out):
                 return
             phase, number = self._version
-            link.late = link.late and not link.has((phase, number - 1))
+            link.catch_up((phase, number - 1))
             self._look(out)
 
     def _look(self, out: Effects) -> None:

@@ -1,4 +1,4 @@
-"""Greetings: which neighbours have a worker's ring as well.
+"""Handshakes: which neighbours have a worker's ring as well.
 
 Of two neighbours the one of lower rank connects to the other. So each greets the other one until it
 has heard of it, also after a connection was lost: the one that can connect does.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from shoal.collective.sums import PROBE_S
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages import Message, MissingPieces
 from shoal.protocol.views import NodeId
+from shoal.protocol.worker.peers.sums import PROBE_S
 
 
-class Greetings:
+class Handshakes:
     """The neighbours of a ring that have been heard of.
 
     Args:

@@ -4,8 +4,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from shoal.collective.links import Layout, Link, Values
-from shoal.collective.worker import CollectiveWorker
 from shoal.errors import Cancelled, InvalidValue, RunAborted
 from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send, Sink, Ticked
 from shoal.protocol.messages import (
@@ -21,7 +19,10 @@ from shoal.protocol.messages import (
 from shoal.protocol.requests import Cancel, NeighbourExchange
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
+from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
+from shoal.protocol.worker.peers.links import Layout, Link, Values
+from shoal.protocol.worker.peers.peers import Peers
 
 VALUES = np.arange(100.0)
 NBYTES, PIECES = VALUES.nbytes, 4
@@ -41,7 +42,8 @@ def machine():
 
 
 def made(options):
-    made = CollectiveWorker(Session("w-0", "worker"), options, piece_bytes=NBYTES // PIECES)
+    session = Session("w-0", "worker")
+    made = WorkerMachine(session, options, Peers(session, options, NBYTES // PIECES))
     members = tuple(
         Member(f"w-{rank}", "worker", rank, 11 + rank, f"unix:///w-{rank}") for rank in range(2)
     )
@@ -235,7 +237,7 @@ def test_the_first_exchange_needs_values(machine):
 
 def test_a_worker_that_has_left_is_not_waited_for(machine):
     machine.handle(Asked(1, exchange()), 0.1)
-    left = WorkerLeft(machine.ring._name, "worker-1", 0)
+    left = WorkerLeft(machine.peers.ring._name, "worker-1", 0)
     [outcome] = resolved(machine.handle(Received("w-1", left), 0.2))
     assert (outcome.value.values, outcome.value.ranks) == ((), (0,))
 

@@ -1,0 +1,1 @@
+"""Exchanges between workers: sums around a ring, and values with neighbours."""

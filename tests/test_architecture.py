@@ -11,7 +11,7 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 LEVELS = [
-    {"errors", "keys", "registry", "factories", "ownership"},
+    {"errors", "extras", "keys", "registry", "factories", "ownership"},
     {"tables", "codecs"},
     {"protocol"},
     {"transport", "collective", "storage", "data"},

@@ -7,6 +7,7 @@
     │   │   └── NotFinite          a NaN or an infinity in an update
     │   ├── NotImportable          a function that another process cannot import
     │   ├── NotTrusted             a file that another user has written, or could have
+    │   ├── PackageMissing         a package of an extra that is not installed
     │   ├── DataMissing            a data set that is in none of the searched places
     │   ├── DataCorrupt            a truncated or malformed file
     │   ├── UnknownFormat          a run's file in the format of another version of Shoal
@@ -110,6 +111,10 @@ class NotTrusted(UsageError):
     What it says would be imported or continued. The message says what that is; look at it, then
     allow it with `--trust` (`trust=True`), or use a file of your own.
     """
+
+
+class PackageMissing(UsageError):
+    """A package of an extra that is not installed. The message has the line to type."""
 
 
 class DataMissing(UsageError):

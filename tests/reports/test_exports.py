@@ -1,12 +1,12 @@
 """Figures as CSV and SVG files."""
 
-import builtins
 import csv
+import sys
 from xml.etree import ElementTree
 
 import pytest
 
-from shoal.errors import InvalidValue, UsageError
+from shoal.errors import InvalidValue, PackageMissing
 from shoal.reports.exports import write_csv, write_svg
 from shoal.reports.figures import Figure
 
@@ -127,15 +127,10 @@ def test_no_figures_are_no_files(tmp_path):
 
 
 def test_without_matplotlib_what_to_install_is_said_and_nothing_is_written(tmp_path, monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.partition(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UsageError, match="pip install matplotlib"):
+    for name in [each for each in sys.modules if each.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PackageMissing, match=r"pip install .shoal\[reports\]"):
         write_svg(ALL, tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
 

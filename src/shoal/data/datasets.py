@@ -37,6 +37,7 @@ from shoal.data.readers import (
 from shoal.data.streams import corrupt
 from shoal.data.transforms import Scale, Standardise, Transform
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.extras import require
 from shoal.ownership import make_folders
 from shoal.storage.files import naming
 
@@ -150,11 +151,8 @@ def load_digits(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = Fal
         table = read_csv(found["digits.csv"], header=False)
         pixels, labels = table.features, table.labels
     else:
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError:
-            raise DataMissing("digits comes with scikit-learn: pip install scikit-learn") from None
-        pixels, labels = load_digits(return_X_y=True)
+        sets = require("sklearn.datasets", "the data set digits, which scikit-learn brings,")
+        pixels, labels = sets.load_digits(return_X_y=True)
     images = pixels.astype(np.uint8).reshape(-1, 8, 8)  # whole numbers, 0 to 16
     train, test = holdout(labels, TEST_FRACTION, DIGITS_SPLIT_SEED)
     return _dataset(
@@ -215,8 +213,7 @@ def _mnist_images(path: Path) -> npt.NDArray[Any]:
 
 
 def _download_mnist(cache: Path, places: Sequence[Path]) -> dict[str, Path]:
-    import pooch  # only here: few runs download
-
+    pooch = require("pooch", "the download of mnist")  # only here: few runs download
     try:
         make_folders(cache)
         fetch = pooch.HTTPDownloader(timeout=DOWNLOAD_TIMEOUT_S)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from shoal.data.streams import BLOCK_BYTES, corrupt, is_gunzipped, lines, opened
 from shoal.errors import DataCorrupt
+from shoal.extras import require
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -209,6 +210,7 @@ def _tar_files(path: Path) -> Iterator[tuple[str, int, bytes]]:
 
 
 def _decode_jpeg(path: Path, name: str, offset: int, content: bytes) -> Bytes:
+    require("PIL", "a data set of JPEG images")
     from PIL import Image  # slow to import, and few runs need it
 
     try:

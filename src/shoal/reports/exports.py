@@ -8,7 +8,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import InvalidValue, UsageError
+from shoal.errors import InvalidValue
+from shoal.extras import require
 from shoal.reports.figures import Figure, Trace
 from shoal.storage.files import make_folder, write_whole
 
@@ -49,13 +50,10 @@ def write_svg(figures: Sequence[Figure], folder: Path) -> list[Path]:
     NAME-step.svg, NAME-seconds.svg and NAME-bytes.svg.
 
     Raises:
-        UsageError: matplotlib is not installed
+        PackageMissing: matplotlib is not installed
         InvalidValue: a file cannot be written
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise UsageError("--svg draws with matplotlib: pip install matplotlib") from None
+    require("matplotlib", "--svg")
     texts = {}
     for figure in figures:
         for against in _axes_of(figure) or ("",):

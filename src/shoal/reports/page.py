@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from plotly.offline import get_plotlyjs
 
 from shoal.errors import InvalidValue
+from shoal.extras import require
 from shoal.jobs.comparison import Comparison, label_of, names_of, strategy_label
 from shoal.jobs.spec import SCRIPT
 from shoal.reports.comparison import CellRuns, ComparedRuns
@@ -24,6 +24,16 @@ from shoal.storage.files import write_whole
 
 Row = Mapping[str, Any]
 NUMBERS = ("first", "last", "least", "greatest")  # of what a script has recorded
+
+
+def packages() -> tuple[ModuleType, ModuleType]:
+    """Import plotly's offline part and jinja2.
+
+    Raises:
+        PackageMissing: one of them is not installed
+    """
+    what = "the page of a report"
+    return require("plotly.offline", what), require("jinja2", what)
 
 
 @dataclass(frozen=True)
@@ -85,8 +95,11 @@ class Page:
         rows = self.compared.table()
         logged = rows[0].get("logged") if len(rows) == 1 else None
         drawn = json.dumps([asdict(each) for each in figures]).replace("<", "\\u003c")
-        environment = Environment(
-            loader=PackageLoader("shoal.reports", "."), autoescape=True, undefined=StrictUndefined
+        plotly, jinja2 = packages()
+        environment = jinja2.Environment(
+            loader=jinja2.PackageLoader("shoal.reports", "."),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
         )
         used = {
             axis
@@ -104,7 +117,7 @@ class Page:
             rows=rows,
             axes=[(name, label) for name, label in AXES if name in used],
             numbers={cell.name: number for number, cell in enumerate(cells)},
-            plotly=get_plotlyjs(),
+            plotly=plotly.get_plotlyjs(),
         )
         try:
             write_whole(path, text)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.apps.bench.rows import Row
-from shoal.errors import InvalidValue, UsageError
+from shoal.errors import InvalidValue
+from shoal.extras import require
 
 BAR = 0.26  # of a row's height
 COLORS = {"value": "#1f77b4", "ceiling": "#c7c7c7", "peer": "#ff7f0e"}
@@ -16,13 +17,10 @@ def plot_rows(report: dict[str, Any], path: Path) -> None:
     """Write a picture of a report; its format is said by the name's ending (.png, .svg, .pdf).
 
     Raises:
-        UsageError: matplotlib is not installed
+        PackageMissing: matplotlib is not installed
         InvalidValue: the file cannot be written, or its format is unknown
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("--plot needs matplotlib: pip install 'shoal[bench]'") from None
+    Figure = require("matplotlib.figure", "--plot").Figure
     units = list(dict.fromkeys((row["unit"], row["better"]) for row in report["rows"]))
     panels = [[row for row in report["rows"] if row["unit"] == unit] for unit, _ in units]
     heights = [len(panel) for panel in panels]

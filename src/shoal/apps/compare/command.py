@@ -27,7 +27,7 @@ from shoal.jobs.simulated_time import check_simulated
 from shoal.jobs.spec import JobSpec
 from shoal.reports.comparison import ComparedRuns, load_comparison, read_comparison
 from shoal.reports.live import progress_console, show_comparison
-from shoal.reports.page import page_of_comparison
+from shoal.reports.page import packages, page_of_comparison
 from shoal.storage.comparison_folder import ComparisonFolder
 
 
@@ -39,6 +39,7 @@ def begin_comparison(
     Raises:
         ShoalError: what is wrong with one of the cells; nothing is left then
     """
+    packages()  # of the page that is written at the end
     if comparison.job.get("collective", "ring") != "ring":
         raise InvalidValue("a comparison counts bytes, and those of collective gloo are not known")
     cells = comparison.cells()

@@ -18,7 +18,7 @@ from shoal.apps.ctr.columns.doubts import unique_ids
 from shoal.apps.ctr.columns.values import merged, read_seen
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
 from shoal.apps.ctr.sample import write_sample
-from shoal.apps.ctr.scores import PROGRESSIVE, TEST, figures
+from shoal.apps.ctr.scores import METRICS, PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.sources import Source, check_alike, check_trainable
 from shoal.apps.ctr.spec import CtrSpec, job_text, spec_of
 from shoal.apps.result import RunResult
@@ -27,6 +27,7 @@ from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
+from shoal.extras import require
 from shoal.jobs.spec import converted
 from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.reports.events import read_events
@@ -125,6 +126,7 @@ def run_ctr(
         DataMissing, DataCorrupt: a file that is not there, or is not what it says
         ShoalError: whatever a process of the run raised
     """
+    require("sklearn", METRICS)  # not after the training
     started_at = time.time() if started_at is None else started_at
     passed = resumed_at(spec.resume, spec.resume_at, trust)
     doubts: list[str] = []

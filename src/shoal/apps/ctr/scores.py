@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from shoal.extras import require
 from shoal.storage.files import damaged, read_arrays
 from shoal.storage.run_folder import RunFolder
 
 TEST, PROGRESSIVE = "test.npz", "progressive.npz"  # in a worker's folder
+METRICS = "a model of clicks, for its AUC and log loss,"  # which scikit-learn computes
 
 
 class EpochScore(msgspec.Struct):
@@ -74,6 +76,7 @@ def figures_of(logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None
     """
     if not len(labels):
         return {}
+    require("sklearn", METRICS)
     from scipy.special import expit
     from sklearn.metrics import log_loss, roc_auc_score
 

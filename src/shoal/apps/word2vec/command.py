@@ -31,6 +31,7 @@ from shoal.engines.base import SPARSE
 from shoal.engines.cluster import run_tasks, worker_tasks
 from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, InvalidValue
+from shoal.extras import require
 from shoal.jobs.spec import converted, dump_job, load_run_job
 from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.reports.live import Live, progress_console
@@ -136,6 +137,7 @@ def run_words(
     if spec.analogies:
         deque(questions_in(Path(spec.analogies)), maxlen=0)
     if spec.similarities:
+        require("scipy.stats", "--similarities")
         deque(pairs_in(Path(spec.similarities)), maxlen=0)
     if corpus is None:
         with console.status("reading the text"):

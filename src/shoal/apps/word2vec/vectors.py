@@ -11,6 +11,7 @@ import numpy as np
 from shoal.apps.word2vec.tokens import WORDS, check_tokens, folding
 from shoal.data.streams import lines, opened
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
+from shoal.extras import require
 from shoal.jobs.spec import load_run_job
 from shoal.storage.files import naming, read_text
 from shoal.storage.run_folder import RunFolder
@@ -148,8 +149,7 @@ class Vectors:
 
     def similarities(self, path: Path) -> dict[str, float | int]:
         """Spearman's correlation of cosines with what people say of pairs of words."""
-        from scipy.stats import spearmanr
-
+        spearmanr = require("scipy.stats", "the correlation with similarities").spearmanr
         ours, theirs, pairs = [], [], 0
         for one, other, score in pairs_in(path):
             pairs += 1

@@ -31,6 +31,7 @@ from shoal.apps.ctr.readers import Batch, LineOptions, Reader
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.tables import linear_options
+from shoal.extras import require
 from shoal.keys import SLOTS, KeyRange
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.sparse.distinct import distinct
@@ -50,6 +51,7 @@ ROUNDS = 3
 
 
 def rows(folder: RunFolder, rounds: int, data_dirs: Sequence[Path] = ()) -> Iterator[Row]:
+    require("sklearn", "the peer of this suite, scikit-learn,")
     found = [each for each in data_dirs if (each / A9A[0]).is_file()]
     train = found[0] / A9A[0] if found else write_sample(folder.path, 0)[0]
     spec = CtrSpec(

@@ -13,6 +13,7 @@ from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.shuffling import joined
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.errors import DataCorrupt, InvalidValue
+from shoal.extras import require
 
 if TYPE_CHECKING:
     import pyarrow
@@ -35,7 +36,9 @@ def batch_of_table(spec: CtrSpec, rows: Any) -> Batch:
     Raises:
         DataCorrupt: a column is missing, or has values without keys; no rows
         InvalidValue: a column is no list of values
+        PackageMissing: pyarrow is not installed
     """
+    require("pyarrow", "a prediction of rows in a table")
     import pyarrow
 
     try:

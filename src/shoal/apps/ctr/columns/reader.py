@@ -17,7 +17,8 @@ from shoal.apps.ctr.columns.values import ColumnKeys
 from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.shuffling import cut, joined
 from shoal.apps.ctr.spec import CtrSpec, Format
-from shoal.errors import DataCorrupt, InvalidValue
+from shoal.errors import DataCorrupt
+from shoal.extras import require
 
 if TYPE_CHECKING:
     import pyarrow
@@ -99,12 +100,9 @@ class TableReader:
 
     def _open(self, used: bool = False) -> TableFile:
         """Open the file, with all columns or with those in use."""
-        try:
-            import pyarrow
-        except ImportError:
-            raise InvalidValue(
-                f"{self.path}: reading {self.kind} needs pyarrow: pip install 'shoal[tables]'"
-            ) from None
+        require("pyarrow", f"{self.path}: reading {self.kind}")
+        import pyarrow
+
         try:
             if self.kind == "parquet":
                 return ParquetFile(self.path, self.columns.wanted if used else ())

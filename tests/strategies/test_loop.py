@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.strategies import strategies
-from shoal.strategies.base import StepResult, Strategy, StrategyOptions
+from shoal.strategies.base import StepResult, Strategy, StrategyOptions, Traits
 from shoal.strategies.loop import _over, _Skipped, train_program
 from tests.strategies.problems import around, train
 
@@ -12,7 +12,7 @@ class Counting(Strategy):
     """Counts clocks as strategies in step do, for all workers of a run at once."""
 
     name = "counting"
-    in_step = True
+    traits = Traits(in_step=True)
 
     def __init__(self, periods, longest, last_epochs=None):
         super().__init__(StrategyOptions())

@@ -54,7 +54,9 @@ def test_reaches_the_minimum_of_logistic_regression(name):
         assert (worker.model.x - best.x).abs().max() <= 1e-3
 
 
-@pytest.mark.parametrize("name", [each for each in SETTINGS if not strategies[each].repeats])
+@pytest.mark.parametrize(
+    "name", [each for each in SETTINGS if not strategies[each].traits.replicates_batches]
+)
 def test_uneven_splits_end_with_equal_parameters(name):
     """Splits of 100, 60 and 0 batches."""
     data = around(3, 100, spread=1.0)

@@ -14,7 +14,11 @@ def test_every_setting_has_a_meaning_and_a_default(name):
     found = settings(kind)
     assert [each for each, _, _ in found] == [each.name for each in fields(kind.Settings)]
     assert all(meaning for _, _, meaning in found)
-    kind(StrategyOptions(Access("sgd"), workers=4, redundancy=2 if kind.repeats else 1))
+    kind(
+        StrategyOptions(
+            Access("sgd"), workers=4, redundancy=2 if kind.traits.replicates_batches else 1
+        )
+    )
 
 
 @pytest.mark.parametrize("name", list(strategies))
@@ -34,8 +38,8 @@ def test_the_list_shows_settings_with_their_defaults():
 @pytest.mark.parametrize("name", list(strategies))
 def test_a_strategy_says_where_its_state_is_and_what_happens_on_a_timeout(name):
     kind = strategies[name]
-    assert kind.kept
-    assert kind.late
+    assert kind.traits.state
+    assert kind.traits.late_workers
     _, rows = rows_of("strategies")
     said = [row[1] for row in rows if row[0].strip() in ("its state", "on a time-out")]
-    assert {kind.kept, kind.late} <= {*said}
+    assert {kind.traits.state, kind.traits.late_workers} <= {*said}

@@ -62,11 +62,11 @@ def _strategy(name: str) -> Record:
         "name": name,
         "summary": kind.summary,
         "paper": kind.source,
-        "servers": kind.uses_servers,
-        "redundancy": kind.takes_copies,
+        "servers": kind.traits.uses_servers,
+        "redundancy": kind.traits.allows_redundancy,
         "optimizer": kind.Settings.optimizer,
-        "state": kind.kept,
-        "on_timeout": kind.late,
+        "state": kind.traits.state,
+        "on_timeout": kind.traits.late_workers,
         "settings": [
             {"name": each, "default": default, "meaning": meaning}
             for each, default, meaning in settings(kind)

@@ -142,14 +142,14 @@ def check_script(how: ScriptRun) -> None:
     if not how.strategy and not how.set:
         return
     name = how.strategy or USUAL
-    if strategies[name].repeats:
+    if strategies[name].traits.replicates_batches:
         raise InvalidValue(
             f"strategy {name!r} has several workers train on the same batches, which `shoal train "
             "--redundancy` gives them; a script has batches of its own: choose another strategy"
         )
     options = StrategyOptions(staleness=how.staleness, workers=how.workers, settings=how.set)
     strategy = check_strategy(name, options, how)
-    if not strategy.uses_servers and (how.saves or how.resume):
+    if not strategy.traits.uses_servers and (how.saves or how.resume):
         raise InvalidValue(
             f"strategy {name!r} has its parameters on workers, which checkpoints of a script do "
             "not have: leave out --checkpoint-every and --resume, and save them in the script"

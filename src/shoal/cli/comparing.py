@@ -113,7 +113,7 @@ def compare(
 @click.argument("folder", metavar="RUN|COMPARISON", type=click.Path(path_type=Path))
 @option("--out", type=click.Path(dir_okay=False, path_type=Path), help="the page; report.html in the folder if not given")  # noqa: E501  # fmt: skip
 @option("--csv", "csv_to", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="write the points of each figure there as well, NAME.csv")  # noqa: E501  # fmt: skip
-@option("--svg", "svg_to", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="draw each figure there as well, NAME.svg (matplotlib: pip install 'shoal[reports]')")  # noqa: E501  # fmt: skip
+@option("--svg", "svg_to", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path), help="draw each figure there as well, NAME.svg (needs matplotlib)")  # noqa: E501  # fmt: skip
 @option("--open", "opens", is_flag=True, help="show the page in a browser")
 @as_json
 def report(

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AllReduce:
-    """Yielded by a strategy to sum `tensor` over all workers, in place.
+    """The request that a strategy yields to sum `tensor` over all workers, in place.
 
     Reuse the object in every step, so that it is prepared once.
 
     Attributes:
-        tensor: contiguous CPU tensor.
-        mean: divide the sum by the number of workers.
-        request: cache of the client.
+        tensor: the contiguous CPU tensor.
+        mean: whether the sum is divided by the number of workers.
+        request: the cache of the client.
     """
 
     tensor: Tensor
@@ -27,7 +27,7 @@ class AllReduce:
     request: Any = None
 
     def prepared(self, make: Callable[[Tensor, bool], Any]) -> Any:
-        """Return the request that sums the tensor, which `make` makes once."""
+        """Return the request that sums the tensor; `make` is called once to create it."""
         if self.request is None:
             self.request = make(self.tensor, self.mean)
         return self.request

@@ -17,8 +17,8 @@ class ProcessGroup:
     """torch.distributed as a `Collective`.
 
     Args:
-        rank: this worker's.
-        world_size: number of workers.
+        rank: the rank of this worker.
+        world_size: the number of workers.
         rendezvous: a torch init method, such as file:///PATH or tcp://HOST:PORT.
     """
 

@@ -17,7 +17,7 @@ Array = Callable[[memoryview], "np.ndarray | Tensor"]
 
 
 def prepared(asked: AllReduce) -> Reduce:
-    """A strategy's allreduce as the request that sums its tensor, made once.
+    """Return the request that sums the tensor of a strategy's allreduce, made once.
 
     Raises:
         InvalidValue: as `reduce_of` says.
@@ -27,10 +27,10 @@ def prepared(asked: AllReduce) -> Reduce:
 
 
 def reduce_of(tensor: Tensor, mean: bool) -> Reduce:
-    """The request that sums a tensor in place.
+    """Return the request that sums a tensor in place.
 
     Raises:
-        InvalidValue: no contiguous CPU tensor of numbers, or the mean of integers.
+        InvalidValue: not a contiguous CPU tensor of numbers, or the mean of integers.
     """
     if not isinstance(tensor, Tensor) or tensor.dtype == torch.bool or tensor.is_complex():
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -54,7 +54,10 @@ def reduce_of(tensor: Tensor, mean: bool) -> Reduce:
 
 
 def _array_of(dtype: torch.dtype) -> Array:
-    """Views of memory as arrays: numpy's where it has the dtype, in a third of torch's time."""
+    """Return a function that views memory as an array, of numpy where it has the dtype.
+
+    Numpy takes a third of torch's time.
+    """
     try:
         numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError:
@@ -63,5 +66,5 @@ def _array_of(dtype: torch.dtype) -> Array:
 
 
 def _writable(memory: memoryview) -> memoryview | bytearray:
-    """Torch warns about read-only memory, such as a peer's: such memory is copied."""
+    """Return a copy of read-only memory, about which torch warns, and other memory as it is."""
     return bytearray(memory) if memory.readonly else memory

@@ -162,7 +162,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         }
         for axis, value in values.items():
             settings |= dict.fromkeys(settings_of(axis, name), value)
-        if not strategies[name].with_servers(settings):
+        if not strategies[name].traits_with(settings).uses_servers:
             values = {axis: each for axis, each in values.items() if axis not in OF_SERVERS}
         shown = [strategy_label(name)]
         for axis, value in values.items():
@@ -264,8 +264,8 @@ def applies(axis: str, strategy: str) -> bool:
     return {
         "staleness": strategy == "ssp",
         "apply_at": strategy == "ssp",
-        **dict.fromkeys(OF_SERVERS, kind.uses_servers),
-        "redundancy": kind.takes_copies,
+        **dict.fromkeys(OF_SERVERS, kind.traits.uses_servers),
+        "redundancy": kind.traits.allows_redundancy,
     }.get(axis, True)
 
 

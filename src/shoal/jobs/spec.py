@@ -103,12 +103,12 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def uses_servers(self) -> bool:
         """Whether its strategy, with its settings, has the parameters in tables on servers."""
-        return strategies[self.strategy].with_servers(self.set)
+        return strategies[self.strategy].traits_with(self.set).uses_servers
 
     @property
     def keeps_states(self) -> bool:
         """Whether its optimizer is on workers, without whose states no checkpoint is complete."""
-        return strategies[self.strategy].on_workers
+        return strategies[self.strategy].traits.optimizer_on_workers
 
     @property
     def data_is_named(self) -> bool:

@@ -1,8 +1,8 @@
 """Dialer: connects to peers off the loop.
 
-An attempt resolves a name, connects and shakes hands in a thread of its own. Where nobody answers
-that takes seconds, in which the loop has heartbeats to send and other peers to serve. Messages to
-the peer wait meanwhile.
+An attempt resolves a name, connects and shakes hands in a thread of its own. It takes seconds if
+nobody answers, in which the loop has heartbeats to send and other peers to serve. Messages to the
+peer wait meanwhile.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ REPLACING_MAX = 4  # such attempts at a time: each sends a SYN at once, and the 
 
 
 class Turn:
-    """Of several attempts at one peer one shakes hands at a time, and none after a success.
+    """Lets the attempts to reach one peer shake hands one at a time, and none after a success.
 
     A connection that was to be replaced stays if the path has come back meanwhile.
 
-    received:  bytes that had come on it, if it is replaced because nothing comes any more
+    replaced:  the connection that is to be replaced, if any
+    received:  the bytes that it had received, if it is replaced because nothing comes any more
     """
 
     def __init__(self, replaced: Connection | None = None, received: int = -1) -> None:
@@ -55,7 +56,7 @@ class Turn:
 
     @property
     def wanted(self) -> bool:
-        """Whether another connection is of use."""
+        """Whether another connection to the peer is still of use."""
         try:
             old = self._replaced
             return old is None or old.stalled or old.received == self._received
@@ -64,7 +65,7 @@ class Turn:
 
 
 class _Waiting:
-    """Messages to a peer that is being dialled. Their buffers are borrowed, as a connection's."""
+    """Messages to a peer that is being dialled, whose buffers are borrowed, as a connection's."""
 
     def __init__(self) -> None:
         self.sends: list[Send] = []
@@ -75,12 +76,12 @@ class _Waiting:
             send.guard.keep(self.recall)
 
     def take(self) -> list[Send]:
-        """Have them no more."""
+        """Remove and return the messages."""
         sends, self.sends = self.sends, []
         return sends
 
     def recall(self) -> None:
-        """Copy the live rows, which are about to change."""
+        """Copy the buffers that point at live rows, which are about to change."""
         self.sends = [each if each.guard is None else _copied(each) for each in self.sends]
 
     def detach(self) -> None:
@@ -104,7 +105,8 @@ class _Peer:
 class Dialer:
     """Connects to peers in threads.
 
-    wake:  called in such a thread when an attempt has ended, and `finished` has something
+    wake:  the function that is called when an attempt has ended, mostly in the attempt's thread;
+        `finished` then has its result
     """
 
     def __init__(self, me: Identity, wake: Callable[[], None]) -> None:
@@ -116,7 +118,7 @@ class Dialer:
         self._closed = False
 
     def send(self, send: Send, address: str, now: float) -> bool:
-        """Send a message once its peer is reached; False if it is not to be tried again yet."""
+        """Send a message once its peer is reached; return False if it is too early to dial again."""
         peer = self._peers.setdefault(send.to, _Peer(address))
         if not peer.attempts:
             if now < peer.not_before:
@@ -126,9 +128,9 @@ class Dialer:
         return True
 
     def replace(self, connection: Connection, address: str, now: float, answered: int = -1) -> None:
-        """Dial a peer anew, beside a connection whose path seems cut.
+        """Dial a peer anew, and keep the connection whose path seems cut until one has succeeded.
 
-        answered:  bytes that had come on it, if its path is well and nothing comes
+        answered:  the bytes that the connection had received, if the path is well and nothing comes
         """
         to = connection.peer
         peer = self._peers.setdefault(to, _Peer(address))
@@ -139,31 +141,35 @@ class Dialer:
             self._dial(to, peer, address)
 
     def redial(self, connection: Connection | None, address: str, now: float) -> bool:
-        """Dial a peer anew that does not answer, unless the path is slow; return whether it is."""
+        """Dial a peer anew that does not answer, unless the path is slow; return False if it is.
+
+        Returns False without a connection, too, and for peers that are not reached over TCP.
+        """
         if connection is None or not address.startswith("tcp://") or connection.outstanding:
             return False
         self.replace(connection, address, now, connection.received)
         return True
 
     def detach(self, to: NodeId) -> None:
-        """Borrow no buffers of messages to a peer any more."""
+        """Copy the buffers of the messages that wait for a peer."""
         if to in self._peers:
             self._peers[to].waiting.detach()
 
     def forget(self, to: NodeId) -> None:
-        """Have no messages to a peer any more."""
+        """Discard the messages that wait for a peer."""
         if to in self._peers:
             self._peers[to].waiting.take()
 
     @property
     def busy(self) -> bool:
-        """Whether messages wait for a peer."""
+        """Whether messages wait for a peer that is being dialled."""
         return any(peer.attempts and peer.waiting.sends for peer in self._peers.values())
 
     def finished(self, now: float) -> Iterator[tuple[NodeId, Connection | ShoalError, list[Send]]]:
-        """(peer, its connection, messages that waited) of each attempt that has ended since.
+        """Yield (peer, connection or error, messages that waited) of each attempt that has ended.
 
-        With an error the messages are lost, and the protocol repeats them.
+        With an error the messages are lost, and the protocol repeats them. They wait on while other
+        attempts at the peer are under way.
         """
         while self._done:
             to, peer, result = self._done.popleft()
@@ -186,7 +192,7 @@ class Dialer:
             yield to, result, sends
 
     def close(self) -> None:
-        """Attempts that are under way end by themselves, and close what they have reached."""
+        """Close the connections that were reached; attempts under way close theirs when they end."""
         with self._lock:
             self._closed = True
         for _, _, result in self._done:
@@ -207,7 +213,7 @@ class Dialer:
             result = self._connect(to, peer.turn, address)
         except ShoalError as error:
             result = error
-        except Exception as error:  # such as of a process without another file descriptor
+        except Exception as error:  # such as where the process has no file descriptor left
             result = HandshakeFailed(f"cannot connect to {address}: {error}")
         self._end(to, peer, result)
 

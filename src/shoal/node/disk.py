@@ -1,4 +1,4 @@
-"""What a node writes before it says anything: the journal and the lease log. A disk may be full."""
+"""Disk: writes a node's journal and lease log before the node sends what depends on them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from shoal.storage.journal import Journal
 from shoal.storage.lease_log import LeaseLogFile
 
 RETRY_S = 0.5
-HARMLESS = HeartbeatSeen | StatusReply  # depend on nothing that has to be on the disk
+HARMLESS = HeartbeatSeen | StatusReply  # messages that depend on nothing on the disk
 
 log = logging.getLogger("shoal.node")
 
 
 class Disk:
-    """Performs the durable effects of a machine, and holds what follows one that has no room.
+    """Performs the durable effects of a machine; while the disk is full it holds all effects.
 
     Args:
-        journal: receives its records.
-        leases: receives the entries of its lease log.
+        journal: the journal, which receives the machine's records.
+        leases: the file that receives the entries of the machine's lease log.
     """
 
     def __init__(self, journal: Journal | None, leases: LeaseLogFile | None) -> None:
@@ -34,7 +34,7 @@ class Disk:
         self._full = False
 
     def takes(self, effect: Effect) -> bool:
-        """Whether an effect is done with: it is written, or it waits for room."""
+        """Write or hold an effect; return False if the caller has to perform it."""
         if self._held:
             if isinstance(effect, Send) and isinstance(effect.message, HARMLESS):
                 return False
@@ -47,14 +47,14 @@ class Disk:
         return False
 
     def due(self, now: float) -> Effects:
-        """What was held, to be tried again."""
+        """Return the held effects, and hold them no more, if they are due to be tried again."""
         if not self._held or now < self._retry_at:
             return []
         held, self._held = self._held, deque()
         return list(held)
 
     def __bool__(self) -> bool:
-        """Whether something is held."""
+        """Return whether an effect is held."""
         return bool(self._held)
 
     def _write(self, effect: Persist | Append) -> bool:

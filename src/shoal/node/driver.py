@@ -56,7 +56,7 @@ class Driver:
     # ------------------------------------------------------------------ the public side
 
     def ask(self, request: object, finish: Finish | None = None, pump: bool = False) -> Future:
-        """Ask the machine; with `pump` the request makes progress even if no thread waits."""
+        """Submit a request; with `pump`, wake the pump at once if no thread waits."""
         future = Future(self, next(self._ids), finish)
         self._enter()
         try:
@@ -68,7 +68,7 @@ class Driver:
         return future
 
     def run(self, request: object, finish: Finish | None = None) -> Future:
-        """Ask and wait, taking the lock once and without waking the pump.
+        """Submit a request and wait, taking the lock once and without waking the pump.
 
         Returns:
             The future, which is done.
@@ -88,7 +88,7 @@ class Driver:
         return future
 
     def wait(self, future: Future, timeout: float | None) -> None:
-        """Drive until the future is done."""
+        """Drive the machine until the future is done."""
         self._enter()
         self._drivers += 1
         try:
@@ -98,7 +98,7 @@ class Driver:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Own machine and node exclusively in a `with` block."""
+        """Own the machine and the node exclusively in a `with` block."""
         self._enter()
         try:
             yield
@@ -110,7 +110,7 @@ class Driver:
         self.node.send_heartbeats(lambda: self.machine.session.incarnation)
 
     def stopped_by(self) -> ShoalError | None:
-        """The error with which the client has stopped; None while it works."""
+        """Return the error with which the client has stopped; None while it works."""
         return (self.node.error or UsageError("this client is closed")) if self._over() else None
 
     def disown(self) -> None:
@@ -182,7 +182,7 @@ class Driver:
 
     def _sleep(self, future: Future, limit_s: float) -> None:
         """Sleep while another thread drives, until the future is done or that thread leaves."""
-        if self.due:  # before it has a place: a callback may wait too, and one of both is woken
+        if self.due:  # before this thread has a place: a callback may wait too, and one of both is woken
             try:
                 self._release()
             finally:
@@ -224,7 +224,7 @@ class Driver:
                 self._insist(self._enter)
 
     def _enter(self) -> None:
-        """Own the machine; a polling thread is woken so that it releases the lock."""
+        """Own the machine; wake a polling thread so that it releases the lock."""
         if not self._lock.acquire(blocking=False):
             with self._turnstile:
                 self._visitors += 1
@@ -253,7 +253,7 @@ class Driver:
             self._pump_wake.set()
 
     def _unattended(self) -> bool:
-        """Whether something is under way, and no thread waits for it."""
+        """Return whether something is under way, and no thread waits for a future."""
         return self._under_way() and not self._drivers
 
     def _under_way(self) -> bool:

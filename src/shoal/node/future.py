@@ -18,7 +18,7 @@ Finish = Callable[[], Any]
 
 
 class Driving(Protocol):
-    """What a future needs of the driver that works for it."""
+    """The part of the driver that a future uses."""
 
     due: deque[tuple[Callable[[Future], None], Future]]
 
@@ -35,8 +35,8 @@ class Future:
     use the client, and their exceptions are logged.
 
     Attributes:
-        request_id: the request's number in this process.
-        outcome: how the request ended; None before.
+        request_id: the number of the request in this process.
+        outcome: the outcome of the request; None until it is resolved.
 
     Example:
         >>> import shoal, torch
@@ -58,15 +58,15 @@ class Future:
         self._callbacks: list[Callable[[Future], None]] | None = None
 
     def done(self) -> bool:
-        """Whether the request is resolved."""
+        """Return whether the request is resolved."""
         return self.outcome is not None
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait until the request is resolved.
 
         Args:
-            timeout: seconds, None for no limit. When they have passed `RequestTimeout` is raised
-                and the request goes on; `cancel` ends it.
+            timeout: the seconds to wait, None for no limit. When they have passed `RequestTimeout`
+                is raised and the request goes on; `cancel` ends it.
 
         Returns:
             The rows of a pull; None for a push or an advance.
@@ -84,7 +84,7 @@ class Future:
         return self.result()
 
     def result(self) -> Any:
-        """The result of a request that is done, as `wait` returns it.
+        """Return the result of a request that is done, as `wait` returns it.
 
         Raises:
             UsageError: the request is not done yet.
@@ -97,7 +97,7 @@ class Future:
         return self._result
 
     def exception(self) -> ShoalError | None:
-        """The error of a request that is done; None if it has succeeded or is under way."""
+        """Return the error of a request that is done; None if it succeeded or is under way."""
         return self.outcome.error if self.outcome is not None else None
 
     def cancel(self) -> bool:
@@ -112,7 +112,7 @@ class Future:
         return True
 
     def add_done_callback(self, callback: Callable[[Future], None]) -> None:
-        """Call `callback(future)` when the request is done; at once if it is."""
+        """Call `callback(future)` when the request is done; at once if it is done already."""
         with self._driver.own():
             if self.outcome is None:
                 self._callbacks = [*(self._callbacks or ()), callback]

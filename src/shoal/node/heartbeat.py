@@ -1,4 +1,4 @@
-"""The heartbeats of a member's process: sent by a thread, whatever its loop is at.
+"""The heartbeats of a member's process, sent by a thread even while its loop is busy.
 
 A loop that restores a checkpoint or calls a user's handler sends nothing meanwhile, and its member
 must not be taken for dead. The thread has a connection of its own to the scheduler, and touches
@@ -28,7 +28,7 @@ PLACE_CHARACTERS = 200
 
 
 class LoopProgress:
-    """The turns of a node's loop, and the thread that has made the last one."""
+    """The number of turns of a node's loop, and the thread that has made the last one."""
 
     __slots__ = ("thread", "turns")
 
@@ -41,7 +41,7 @@ class LoopProgress:
         self.thread = get_ident()
 
     def place(self) -> tuple[str, bool]:
-        """Where the loop's thread is, and whether it is in a user's code."""
+        """Return the place in the code at which the loop is, and whether a user's code called it."""
         frame, stack = sys._current_frames().get(self.thread), list[FrameType]()
         while frame is not None:
             stack.append(frame)
@@ -56,7 +56,7 @@ class LoopProgress:
 
 
 def _of_a_library(frame: FrameType) -> bool:
-    """Whether a frame says less than the one that called it: the standard library's, for one."""
+    """Return whether a frame is of a library other than Shoal: its caller says more."""
     file = frame.f_code.co_filename
     return not file.startswith(SHOAL) and file.startswith(LIBRARIES)
 
@@ -67,9 +67,9 @@ class HeartbeatThread:
     Args:
         me: the identity of the member.
         scheduler: the scheduler's address.
-        progress: of the member's loop.
-        incarnation: returns that of the member, 0 before it has joined.
-        every_s: seconds between heartbeats.
+        progress: the progress of the member's loop.
+        incarnation: the function that returns the member's incarnation, 0 before it has joined.
+        every_s: the seconds between heartbeats.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class HeartbeatThread:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; it may be connecting still, and closes what it has reached."""
+        """Tell the thread to end; it closes its connection, even one that it is still making."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -131,7 +131,7 @@ class HeartbeatThread:
 
     @property
     def _identity(self) -> Identity:
-        """A connection's identity: a second connection of one node would replace the first."""
+        """The identity of this connection: under the node's name it would replace the node's."""
         name: NodeId = f"{self._me.node}-heartbeat"
         return Identity(name, self._me.role, self._me.job, self._me.token)
 
@@ -146,4 +146,4 @@ def _discard(sender: NodeId, message: Message, nbytes: int) -> Arrival:
 
 
 def _ignore(*_: object) -> None:
-    """The scheduler answers no heartbeat of a process."""
+    """Ignore a message: the scheduler answers no heartbeat of a process."""

@@ -1,4 +1,4 @@
-"""How this process keeps its memory."""
+"""Keeping freed memory in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NEVER = (1 << 31) - 1
 
 
 def keep_memory() -> None:
-    """Have memory that was freed used again, instead of giving it back to the system.
+    """Make the allocator reuse freed memory instead of giving it back to the system.
 
     A large tensor's memory is otherwise returned when it is freed, and the next one's is zeroed
     page by page when it is first touched, at every training step. Does nothing where the C library

@@ -61,10 +61,10 @@ class Node:
         machine: the machine.
         me: this node's identity, for handshakes.
         scheduler: the scheduler's address, for members.
-        disk: receives what the machine has to keep.
-        resolve: receives the answers to `Asked`.
-        on_note: receives the machine's notes (event log, counters).
-        on_save: receives rows for checkpoints.
+        disk: the disk, which receives what the machine has to keep.
+        resolve: the function that receives the answers to `Asked`.
+        on_note: the function that receives the machine's notes (event log, counters).
+        on_save: the function that receives rows for checkpoints.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class Node:
         self._closed = False
 
     def listen(self, address: str) -> str:
-        """Listen for peers; returns the address that they use."""
+        """Listen for peers; return the address that they use."""
         self._listener = transport_for(address).listen(address, self.me)
         self._poller.register(self._listener.fileno(), select.EPOLLIN)
         return self._listener.address
 
     def send_heartbeats(self, incarnation: Callable[[], int]) -> None:
-        """Have a thread tell the scheduler that this member's process lives."""
+        """Start a thread that tells the scheduler that this member's process lives."""
         self._heartbeats = HeartbeatThread(self.me, self._scheduler, self._progress, incarnation)
         self._heartbeats.start()
 
@@ -152,11 +152,11 @@ class Node:
             self.handle(Ticked())
 
     def stop(self, error: ShoalError) -> None:
-        """Handle no more events, because of an error."""
+        """Stop because of an error: handle no more events."""
         self.stopped, self.error = True, error
 
     def run(self) -> None:
-        """Poll until the machine stops; raises its error."""
+        """Poll until the machine stops; raise its error."""
         self.handle(Ticked())
         while not self.stopped:
             self.poll(3600.0)
@@ -185,7 +185,7 @@ class Node:
                 self._serve(connection, select.EPOLLIN | select.EPOLLOUT)
 
     def unsent(self) -> list[Connection]:
-        """The connections with unsent bytes."""
+        """Return the connections with unsent bytes."""
         return [each for each in self._connections.values() if each.backlog]
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class Node:
         self._add(connection)
 
     def _look_at_readers(self, now: float) -> None:
-        """See which peers have room again."""
+        """Tell the machine which peers have room again; drop those that read nothing."""
         for to, stuck in self._slow_readers.look(self._peers, now):
             if stuck is None:
                 self.handle(HasRoom(to))
@@ -227,7 +227,7 @@ class Node:
                 self._drop(stuck)
 
     def _look_at_connections(self, now: float) -> None:
-        """Drop late callers, and replace paths that seem cut."""
+        """Drop the callers whose time is over, and replace paths that seem cut."""
         self._look_at = now + LOOK_S
         for connection, late in self._strangers.over(now):
             if late is not None:
@@ -244,7 +244,10 @@ class Node:
             self._meet(connection)
 
     def _meet(self, connection: Connection) -> None:
-        """Register a peer after its handshake; an older connection to it is closed."""
+        """Register a peer after its handshake, and close an older connection to it.
+
+        A peer that claims another role than its own is dropped.
+        """
         self._strangers.forget(connection.fileno())
         known = self.machine.role_of(connection.peer)
         if known and connection.role and known != connection.role:
@@ -301,14 +304,20 @@ class Node:
             self._meet(connection)
 
     def _arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        """Where a payload goes. Nothing has changed yet: what fails here is the peer's fault."""
+        """Return where a payload goes.
+
+        Nothing has changed yet, so that an unexpected error is the peer's fault.
+        """
         try:
             return self.machine.arriving(sender, message, nbytes)
         except Exception as error:
             raise peer_fault(message, nbytes, error) from error
 
     def _deliver(self, sender: NodeId, message: Message, payload: Sink | None) -> None:
-        """Pass a message on, if the machine can take it. What fails from then on is our fault."""
+        """Pass a message to the machine, unless it has a problem.
+
+        An unexpected error of this check is the peer's fault; a later one is this node's.
+        """
         if self.stopped:
             return
         received = Received(sender, message, payload)
@@ -381,7 +390,7 @@ class Node:
         return self._scheduler if to == SCHEDULER else self.machine.address_of(to)
 
     def _take_reached(self) -> None:
-        """Take over connections to peers that were reached, and send them what waited."""
+        """Take over connections to peers that were reached, and send the messages that waited."""
         for to, result, sends in self._dialer.finished(monotonic()):
             if isinstance(result, ShoalError):
                 self.counters["unreachable"] += len(sends)
@@ -394,7 +403,7 @@ class Node:
                 self._send_on(result, effect)
 
     def _watch(self, connection: Connection) -> None:
-        """Poll for writability exactly while there is a backlog."""
+        """Poll for writability exactly while the connection waits for its socket."""
         fileno = connection.fileno()
         if connection.wants_write and fileno not in self._writing:
             self._writing.add(fileno)

@@ -15,10 +15,10 @@ THREADS = 2
 
 
 class Offloader:
-    """Threads for work, and what has come of it.
+    """The threads that do the work, and its results.
 
     Args:
-        wake: has the loop call `finished`; not called after `close`.
+        wake: the function that makes the loop call `finished`; not called after `close`.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ class Offloader:
                 self._wake()
 
     def finished(self) -> Iterator[Offloaded]:
-        """The results since the last call. An error that nobody expects is raised."""
+        """Yield the results since the last call; raise an error that is no `ShoalError`."""
         while self._done:
             ticket, future = self._done.popleft()
             try:
@@ -50,7 +50,7 @@ class Offloader:
                 yield Offloaded(ticket, error=error)
 
     def close(self) -> None:
-        """Forget the work; what has begun ends unheard."""
+        """Cancel the work that has not begun; ignore the results of the rest."""
         with self._lock:
             self._closed = True
         if self._threads is not None:

@@ -9,7 +9,7 @@ from shoal.transport import Connection
 
 
 class Paths:
-    """The peers to whom this node has connected over TCP.
+    """The peers to which this node has connected over TCP.
 
     Attributes:
         called: the peers.
@@ -19,12 +19,12 @@ class Paths:
         self.called: set[NodeId] = set()
 
     def add(self, to: NodeId, address: str) -> None:
-        """Note that a peer at an address was connected to."""
+        """Record that this node has connected to a peer at an address, if that is one of TCP."""
         if address.startswith("tcp://"):
             self.called.add(to)
 
     def stalled(self, peers: Mapping[NodeId, Connection]) -> Iterator[Connection]:
-        """The connections on which peers acknowledge nothing: another path may be open."""
+        """Yield the connections on which peers acknowledge nothing: another path may be open."""
         self.called &= peers.keys()
         for to in self.called:
             if peers[to].stalled:

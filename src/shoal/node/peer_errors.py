@@ -1,4 +1,4 @@
-"""What peers did wrong, counted by type. A peer that repeats it does not fill the log."""
+"""PeerErrors: the mistakes of peers, counted by type; repeated ones do not fill the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ TRACED_S = 1.0  # between two traces
 
 
 class PeerErrors:
-    """Counts errors by type; logs the first of each type, then at powers of two."""
+    """Counts errors by type.
+
+    A `PeerFault` is logged with its trace, at most one a second. Of any other type the first error is
+    logged, then those at powers of two.
+    """
 
     def __init__(self, counters: Counter[str]) -> None:
         self._counters = counters
@@ -38,7 +42,11 @@ class PeerErrors:
 
 
 def peer_fault(message: Message, nbytes: int, error: Exception) -> PeerFault:
-    """An unexpected error of `arriving` or `problem_of`, with the message and its size."""
+    """Return the `PeerFault` of an unexpected error of `arriving` or `problem_of`.
+
+    Raises:
+        InvariantBroken, BadLength: the error itself, if it is one of these.
+    """
     if isinstance(error, InvariantBroken | BadLength):
         raise error
     what = f"{type(message).__name__}" + (f" with {nbytes} bytes" if nbytes else "")

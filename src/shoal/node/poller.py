@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-TURN_S = 0.1  # of work for those that are ready
+TURN_S = 0.1  # of work on the descriptors that are ready
 SPIN_S = 0.0004  # how long to look for work before sleeping
 SPIN_PENALTY_MAX = 64  # waits at most without spinning, after it was in vain
 CROWDED_S = 1e-5  # a `sched_yield` that takes longer has let another thread run
@@ -28,7 +28,7 @@ class Poller:
 
     Two spinning processes that exchange messages can share one core forever while another is idle:
     to the kernel both look too busy to migrate, and every message costs two context switches. The
-    process that detects it moves to another core. That may not help (every core is busy), so that
+    process that detects it moves to another core. That may not help (every core is busy), so
     detection takes twice as long each time, and half as long after as many uncrowded waits.
     """
 
@@ -41,15 +41,15 @@ class Poller:
         self.close = self._epoll.close
         self._skip = 0
         self._penalty = 1
-        self._crowded = False  # the last waits, and how many of them were alike
+        self._crowded = False  # whether the last waits were, and how many were alike
         self._alike = 0
-        # Not the same for both of two, or they would change places.
+        # It differs between two processes, or both would move at once, to each other's core.
         self._patience = self._patience_min = CROWDED_WAITS + os.getpid() % CROWDED_WAITS
 
     def turn(self, timeout_s: float, now: float) -> Iterator[tuple[int, int]]:
-        """Those that are ready, one by one, until what is done for them has taken TURN_S.
+        """Yield the ready (file descriptor, event mask), until the work on them has taken TURN_S.
 
-        The rest comes first in the next turn: timers, and the proof that the loop lives, do not
+        The others come first in the next turn: timers, and the proof that the loop lives, do not
         wait for all that peers have sent.
         """
         ready = self.wait(timeout_s, now)
@@ -61,7 +61,7 @@ class Poller:
             yield each
 
     def wait(self, timeout_s: float, now: float) -> Ready:
-        """(file descriptor, event mask) of those that are ready, after `timeout_s` at most."""
+        """Return (file descriptor, event mask) of each that is ready, after `timeout_s` at most."""
         poll = self._epoll.poll
         if self._left:
             left, self._left = self._left, []
@@ -110,6 +110,6 @@ class Poller:
 
 
 def _core() -> int:
-    """The core that this thread runs on."""
+    """Return the core that this thread runs on."""
     fields = Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()
     return int(fields[36])

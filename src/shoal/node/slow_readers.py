@@ -9,23 +9,23 @@ import msgspec
 from shoal.protocol.views import NodeId
 from shoal.transport import Connection
 
-ROOM_BYTES = 32 << 20  # of unsent bytes at which there is room again
-STUCK_S = 10.0  # without a byte read, after which a connection is closed: the peer may come again
+ROOM_BYTES = 32 << 20  # unsent bytes at which there is room again
+STUCK_S = 10.0  # without a byte read, then the connection is closed: the peer may connect again
 
 
 class _Reader(msgspec.Struct, eq=False):
-    """A peer's unsent bytes at the last look, and since when there were no fewer."""
+    """A peer's unsent bytes at the last look, and the time since which they are not fewer."""
 
     backlog: int
     since: float
 
 
 class SlowReaders:
-    """The peers whose room is awaited.
+    """The peers that have to read before they are sent more.
 
     Attributes:
         awaited: the peers.
-        look_now: whether there is one that was not looked at yet.
+        look_now: whether one of them was not looked at yet.
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,10 @@ class SlowReaders:
     def look(
         self, peers: Mapping[NodeId, Connection], now: float
     ) -> Iterator[tuple[NodeId, Connection | None]]:
-        """(peer, None) of each that has room or is gone; (peer, connection) of each that reads
-        nothing."""
+        """Yield (peer, None) for a peer with room, (peer, connection) for one that reads nothing.
+
+        A peer without a connection has room.
+        """
         self.look_now = False
         for to, reader in list(self.awaited.items()):
             connection = peers.get(to)

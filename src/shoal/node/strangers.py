@@ -16,10 +16,10 @@ class Strangers:
     """Connections before the end of their handshake, the oldest first.
 
     Args:
-        most: their number at most.
+        most: the largest number of callers.
 
     Attributes:
-        callers: (connection, until when) by file descriptor.
+        callers: the callers as (connection, end of its time) by file descriptor.
     """
 
     def __init__(self, most: int = MOST) -> None:
@@ -28,7 +28,7 @@ class Strangers:
         self._denied: set[int] = set()
 
     def admit(self, connection: Connection, now: float) -> Connection | None:
-        """Take in a caller; returns the one that is to be dropped for it."""
+        """Admit a caller; return the oldest one, to be dropped for it, if there are too many."""
         oldest = None
         if len(self.callers) >= self._most:
             oldest = next(iter(self.callers.values()))[0]
@@ -36,7 +36,7 @@ class Strangers:
         return oldest
 
     def deny(self, connection: Connection, now: float) -> None:
-        """Keep a caller whose proof was wrong for a while before it is told."""
+        """Keep a denied caller for DENIED_S before it is told."""
         self._denied.add(connection.fileno())
         self.callers[connection.fileno()] = connection, now + DENIED_S
 
@@ -44,12 +44,12 @@ class Strangers:
         return fileno in self._denied
 
     def forget(self, fileno: int) -> None:
-        """It is welcome, or gone."""
+        """Remove a caller that is welcome or gone."""
         self.callers.pop(fileno, None)
         self._denied.discard(fileno)
 
     def over(self, now: float) -> Iterator[tuple[Connection, HandshakeFailed | None]]:
-        """(caller, its mistake) of those whose time is over; a denied one is told now."""
+        """Yield (caller, error) of each caller whose time is over; tell a denied one, without error."""
         for fileno, (connection, until) in list(self.callers.items()):
             if now < until:
                 continue

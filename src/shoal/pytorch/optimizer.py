@@ -104,7 +104,7 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         self._context = context or current()
         kind, chosen = choose(self._context.defaults, inner, strategy, staleness, settings)
-        accesses = [] if kind.on_workers else from_torch(inner)
+        accesses = [] if kind.traits.optimizer_on_workers else from_torch(inner)
         if isinstance(inner, torch.optim.SparseAdam):
             raise UnknownName(
                 "SparseAdam takes sparse gradients, and workers exchange dense ones; use Adam, or "
@@ -112,7 +112,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         closure = signature(inner.step).parameters.get("closure")
         self._steers = closure is not None and closure.default is closure.empty
-        if self._steers and not kind.sends_gradients:
+        if self._steers and not kind.traits.sends_gradients:
             raise UnknownName(
                 f"{type(inner).__name__} evaluates the loss of all workers in each step, and "
                 f"strategy {kind.name!r} takes steps on one worker's: use strategy 'allreduce'"
@@ -130,7 +130,7 @@ class Optimizer(torch.optim.Optimizer):
         options = StrategyOptions(
             prefix=prefix,
             accesses=of_buffers,
-            update=self._update if kind.on_workers else None,
+            update=self._update if kind.traits.optimizer_on_workers else None,
             workers=self._context.world_size,
             rank=self._context.rank,
             nonfinite=nonfinite,
@@ -143,7 +143,7 @@ class Optimizer(torch.optim.Optimizer):
         others = ModuleState(module, self._model, buffers)
         self._shared = SharedTraining(self._context, inner, self._model, made, self._state, others)
         self._drive(self._shared.begin())
-        self._fixed = None if kind.on_workers else FixedHyperparameters(inner)
+        self._fixed = None if kind.traits.optimizer_on_workers else FixedHyperparameters(inner)
         self._context.before_close(self)
         self._wrapped = True
 
@@ -181,11 +181,11 @@ class Optimizer(torch.optim.Optimizer):
             self._fixed.check_unchanged(self.param_groups)
         self._take_in()
         self._push_embeddings(weight)
-        if self._strategy.sends_gradients:
-            if self._clip_norm is not None and self._strategy.uses_servers:
+        if self._strategy.traits.sends_gradients:
+            if self._clip_norm is not None and self._strategy.traits.uses_servers:
                 clip(self._model.parameters, self._clip_norm)
             self._model.collect()
-            if weight > 0 and not self._strategy.uses_servers:  # or the client looks at it
+            if weight > 0 and not self._strategy.traits.uses_servers:  # or the client looks at it
                 self._model.check_finite(self._strategy.options.nonfinite)
         self._model.weight = weight
         self._strategy.rates = {
@@ -211,7 +211,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _update(self, absent: Numbers) -> None:
         """Take a step of the wrapped optimizer, where it runs on the workers."""
-        if self._strategy.sends_gradients:
+        if self._strategy.traits.sends_gradients:
             self._model.attach_grads(absent)
         if self._clip_norm is not None:
             clip(self._model.parameters, self._clip_norm)
@@ -369,7 +369,8 @@ class Optimizer(torch.optim.Optimizer):
             UsageError: another group trains these parameters, or the worker that writes was lost.
         """
         context = self._context
-        if self._strategy.uses_servers and self._group_of_tables() != context.client.options.group:
+        mine = context.client.options.group
+        if self._strategy.traits.uses_servers and self._group_of_tables() != mine:
             raise UsageError("another group trains these parameters: only its workers load a state")
         given = states.before_load(self, state_dict)
         other = states.loaded(self._inner, given)

@@ -216,7 +216,7 @@ def state_of(
     accesses: Mapping[str, Access],
 ) -> StateOnServers | StateOnWorkers:
     """Where the state of an optimizer is, by the strategy; `accesses`: by buffer, of servers."""
-    if strategy.on_workers:
-        return StateOnWorkers(inner, flat, strategy, one_for_all=strategy.sends_gradients)
+    if strategy.traits.optimizer_on_workers:
+        return StateOnWorkers(inner, flat, strategy, one_for_all=strategy.traits.sends_gradients)
     methods = {buffer: make(access) for buffer, access in accesses.items()}
     return StateOnServers(inner, flat, strategy, methods)

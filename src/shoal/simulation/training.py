@@ -134,7 +134,7 @@ def simulate_training(
         ShoalError: a worker's error, or a member has ended with one.
     """
     world = World(seed, network)
-    if not any(worker.strategy.uses_servers for worker in workers):
+    if not any(worker.strategy.traits.uses_servers for worker in workers):
         servers, replicas = 0, 1
     scheduled = SchedulerOptions(
         servers,
@@ -149,7 +149,7 @@ def simulate_training(
         session = Session(f"server-{rank}", "server", rank=rank)
         world.add(session.me, ServerMachine(session, DenseShard))
     rounds = 0
-    if any(worker.strategy.leaves_out for worker in workers):  # others go by it in a resume
+    if any(each.strategy.traits.skips_closed_rounds for each in workers):  # for those that resume
         rounds = max(sum(1 for _ in worker.batches.epoch(0)) for worker in workers)
     for rank, worker in enumerate(workers):
         session = Session(f"worker-{rank}", "worker", rank=rank)

@@ -23,6 +23,7 @@ from shoal.strategies.base import (
     StepResult,
     Strategy,
     StrategyOptions,
+    Traits,
     names_of,
     strategies,
 )
@@ -52,12 +53,14 @@ class AllReduceSGD(Strategy):
 
     name: ClassVar[str] = "allreduce"
     summary: ClassVar[str] = "synchronous SGD without servers, by allreduce"
-    in_step: ClassVar[bool] = True
-    uses_servers: bool = False
-    on_workers: ClassVar[bool] = True
+    traits = Traits(
+        in_step=True,
+        uses_servers=False,
+        optimizer_on_workers=True,
+        state="on each worker; checkpoints have it",
+        late_workers="all workers are waited for; there is no drop",
+    )
     source: ClassVar[str] = "Patarasuk & Yuan 2009, section 3"
-    kept: ClassVar[str] = "on each worker; checkpoints have it"
-    late: ClassVar[str] = "all workers are waited for; there is no drop"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)

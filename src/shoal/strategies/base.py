@@ -70,7 +70,7 @@ class StepResult:
             worker had a batch, -1 for strategies without shared rounds.
         staleness: clocks by which the slowest known worker is behind.
         clock: the worker's clock after the step, with those of the run that this one continues, of
-            strategies that `leaves_out` batches; of others -1.
+            strategies with `Traits.skips_closed_rounds`; of others -1.
     """
 
     loss: float
@@ -121,6 +121,39 @@ class StrategyOptions:
         return self.accesses.get(buffer, self.access)
 
 
+@dataclass(frozen=True)
+class Traits:
+    """The properties of a strategy.
+
+    Attributes:
+        in_step: whether all workers take every exchange together. A worker without data then
+            continues with weight 0, and evaluations after an exchange are equal on all workers.
+        uses_servers: whether the parameters are in tables on servers.
+        optimizer_on_workers: whether the optimizer (`StrategyOptions.access`) runs on the workers.
+        sends_gradients: whether workers exchange gradients, and not only parameters.
+        allows_redundancy: whether the workers' data may overlap (`--redundancy`).
+        replicates_batches: whether each `redundancy` workers of consecutive ranks have the same
+            batches.
+        skips_closed_rounds: whether a worker skips the batches of rounds that closed without it.
+        survives_worker_loss: whether training without servers continues when a worker is lost.
+        idle_rounds: the rounds without batches at the end of an epoch, of workers in step.
+        state: where the strategy's state is, and whether a checkpoint has it; for the docs.
+        late_workers: what happens to late workers, by `--on-timeout`; for the docs.
+    """
+
+    in_step: bool = False
+    uses_servers: bool = True
+    optimizer_on_workers: bool = False
+    sends_gradients: bool = True
+    allows_redundancy: bool = False
+    replicates_batches: bool = False
+    skips_closed_rounds: bool = False
+    survives_worker_loss: bool = False
+    idle_rounds: int = 1
+    state: str = ""
+    late_workers: str = ""
+
+
 class Strategy(ABC):
     """Base class of training strategies.
 
@@ -134,20 +167,10 @@ class Strategy(ABC):
     Attributes:
         name: the name for `--strategy`.
         summary: what it does, in one line.
-        in_step: whether all workers take every exchange together. A worker without data then
-            continues with weight 0, and evaluations after an exchange are equal on all workers.
-        uses_servers: whether the parameters are in tables on servers.
-        takes_copies: whether workers' data may overlap (`--redundancy`).
-        idle_rounds: rounds of workers in step without batches at the end of an epoch.
-        repeats: whether each `redundancy` workers of consecutive ranks have the same batches.
-        leaves_out: whether a worker leaves out the batches of rounds that have closed without it.
-        bears_losses: whether workers without servers go on without one that is lost.
-        on_workers: whether the optimizer (`options.access`) runs on the workers.
-        sends_gradients: whether workers exchange gradients, and not only parameters.
-        Settings: the class of its settings.
         source: the paper, with its section.
-        kept: where its state is, and whether a checkpoint has it.
-        late: what happens to workers that are late, by `--on-timeout`.
+        traits: the properties that its loop, its options and the documentation go by. An instance
+            has those of its settings.
+        Settings: the class of its settings.
         options, settings: as given.
         rates: by buffer, the learning rate in place of the optimizer's; for torch's lr_schedulers.
         clock: this worker's exchanges in this run. Without servers the strategy counts them here,
@@ -156,30 +179,21 @@ class Strategy(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    in_step: ClassVar[bool] = False
-    uses_servers: bool = True
-    takes_copies: ClassVar[bool] = False
-    idle_rounds: int = 1
-    repeats: ClassVar[bool] = False
-    leaves_out: bool = False
-    bears_losses: ClassVar[bool] = False
-    on_workers: ClassVar[bool] = False
-    sends_gradients: ClassVar[bool] = True
-    Settings: ClassVar[type[StrategySettings]] = StrategySettings
     source: ClassVar[str] = ""
-    kept: ClassVar[str] = ""
-    late: ClassVar[str] = ""
+    traits: Traits = Traits()
+    Settings: ClassVar[type[StrategySettings]] = StrategySettings
 
     def __init__(self, options: StrategyOptions) -> None:
         self.options = options
         self.settings: Any = settings_of(self.name, self.Settings, options.settings)
+        self.traits = self.traits_with(options.settings)
         self.rates: Mapping[str, float] = {}
         self.clock = 0
 
     @classmethod
-    def with_servers(cls, settings: Mapping[str, Any]) -> bool:
-        """Whether the parameters are in tables on servers, with these settings."""
-        return cls.uses_servers
+    def traits_with(cls, settings: Mapping[str, Any]) -> Traits:
+        """Return the traits of a strategy with these settings."""
+        return cls.traits
 
     def check_losses(self, on_worker_loss: str, on_timeout: str) -> None:
         """Refuse what workers without servers cannot do when one of them is lost or late.
@@ -191,15 +205,15 @@ class Strategy(ABC):
         Raises:
             InvalidValue: the strategy cannot do that.
         """
-        if self.uses_servers:
+        if self.traits.uses_servers:
             return
-        possible = ("stop", "drop") if self.bears_losses else ("stop",)
+        possible = ("stop", "drop") if self.traits.survives_worker_loss else ("stop",)
         if on_worker_loss not in possible:
             raise InvalidValue(
                 f"strategy {self.name!r} has its parameters on workers: on_worker_loss can be "
                 f"{' or '.join(map(repr, possible))}, not {on_worker_loss!r}"
             )
-        if on_timeout == "drop" and not self.bears_losses:
+        if on_timeout == "drop" and not self.traits.survives_worker_loss:
             raise InvalidValue(
                 f"strategy {self.name!r} sums over all workers and cannot go on without one: "
                 "on_timeout can be 'wait' or 'ask', not 'drop'"
@@ -241,7 +255,8 @@ class Strategy(ABC):
     def spread(self, model: Model, writes: bool) -> Program:
         """Replace all workers' parameters, and those in tables, by those of the one that `writes`.
 
-        Only strategies with `on_workers` are asked, by `shoal.Optimizer.load_state_dict`.
+        Only strategies with `Traits.optimizer_on_workers` are asked, by
+        `shoal.Optimizer.load_state_dict`.
         """
         raise UsageError(f"strategy {self.name!r} has no `spread`: its state cannot be replaced")
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -58,13 +59,14 @@ class Downpour(ServerStrategy):
 
     name: ClassVar[str] = "downpour"
     summary: ClassVar[str] = "asynchronous SGD that pushes and pulls every few batches"
-    takes_copies: ClassVar[bool] = True
+    traits = replace(
+        ServerStrategy.traits,
+        allows_redundancy=True,
+        state=("in the tables, which checkpoints have, except gradients that are not pushed yet"),
+        late_workers=NOBODY_WAITS,
+    )
     Settings: ClassVar[type[StrategySettings]] = DownpourSettings
     source: ClassVar[str] = "Dean et al. 2012, section 4.1"
-    kept: ClassVar[str] = (
-        "in the tables, which checkpoints have, except gradients that are not pushed yet"
-    )
-    late: ClassVar[str] = NOBODY_WAITS
     consistency = asp()
     rewritable: ClassVar[bool] = False
 
@@ -167,11 +169,14 @@ class DelayCompensated(ServerStrategy):
 
     name: ClassVar[str] = "dc_asgd"
     summary: ClassVar[str] = "asynchronous SGD that compensates for its gradients' delay"
-    takes_copies: ClassVar[bool] = True
+    traits = replace(
+        ServerStrategy.traits,
+        allows_redundancy=True,
+        state="in the tables, and the mean square on each worker; checkpoints have both",
+        late_workers=NOBODY_WAITS,
+    )
     Settings: ClassVar[type[StrategySettings]] = DelayCompensationSettings
     source: ClassVar[str] = "Zheng et al. 2017, algorithm 2"
-    kept: ClassVar[str] = "in the tables, and the mean square on each worker; checkpoints have both"
-    late: ClassVar[str] = NOBODY_WAITS
     consistency = asp()
 
     def __init__(self, options: StrategyOptions) -> None:
@@ -232,13 +237,14 @@ class DoubleBuffering(ServerStrategy):
 
     name: ClassVar[str] = "double_buffering"
     summary: ClassVar[str] = "synchronous SGD that exchanges while it computes, a step late"
-    in_step: ClassVar[bool] = True
-    idle_rounds: int = 2
-    source: ClassVar[str] = "Langford et al. 2009, section 3"
-    kept: ClassVar[str] = (
-        "in the tables, and the parameters before on each worker; checkpoints have both"
+    traits = replace(
+        ServerStrategy.traits,
+        in_step=True,
+        idle_rounds=2,
+        state=("in the tables, and the parameters before on each worker; checkpoints have both"),
+        late_workers=f"late workers {WAITED_FOR}",
     )
-    late: ClassVar[str] = f"late workers {WAITED_FOR}"
+    source: ClassVar[str] = "Langford et al. 2009, section 3"
     consistency = bsp()
     rewritable: ClassVar[bool] = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from shoal.errors import InvalidValue
@@ -41,9 +42,12 @@ class DiLoCo(LocalUpdates):
     summary: ClassVar[str] = "many inner steps, then an outer Nesterov step (DiLoCo)"
     Settings: ClassVar[type[StrategySettings]] = DiLoCoSettings
     source: ClassVar[str] = "Douillard et al. 2023, algorithm 1; Liu et al. 2024, section 3"
-    late: ClassVar[str] = (
-        "with quorum or mode=async the round goes on without late workers; otherwise they "
-        f"{WAITED_FOR} (exchange=allreduce: there is no drop)"
+    traits = replace(
+        LocalUpdates.traits,
+        late_workers=(
+            "with quorum or mode=async the round goes on without late workers; otherwise they "
+            f"{WAITED_FOR} (exchange=allreduce: there is no drop)"
+        ),
     )
 
     def __init__(self, options: StrategyOptions) -> None:
@@ -51,11 +55,11 @@ class DiLoCo(LocalUpdates):
         of, workers = self.settings, options.workers
         self._async = of.mode == "async"
         self._look: tuple[PullOp, ...] = ()
-        if not self.uses_servers and (self._async or of.quorum):
+        if not self.traits.uses_servers and (self._async or of.quorum):
             raise InvalidValue("exchange 'allreduce' waits for all: no quorum, and no mode async")
         quorum = of.quorum or (max(1, workers - 1) if self._async else 0)
         self.consistency = bsp(quorum_of(quorum, of.grace_s, workers))
-        self.leaves_out = quorum > 0 and not self._async
+        self.traits = replace(self.traits, skips_closed_rounds=quorum > 0 and not self._async)
 
     def outer(self) -> Access:
         return momentum_sgd(self.settings.outer_lr, self.settings.outer_momentum, nesterov=True)

@@ -24,6 +24,7 @@ from shoal.strategies.base import (
     StepResult,
     Strategy,
     StrategyOptions,
+    Traits,
     restore,
     strategies,
 )
@@ -52,15 +53,18 @@ class EASGD(Strategy):
 
     name: ClassVar[str] = "easgd"
     summary: ClassVar[str] = "elastic averaging: workers and a centre pull at each other"
-    on_workers: ClassVar[bool] = True
-    sends_gradients: ClassVar[bool] = False
-    takes_copies: ClassVar[bool] = True
+    traits = Traits(
+        optimizer_on_workers=True,
+        sends_gradients=False,
+        allows_redundancy=True,
+        state=(
+            "the centre in the tables, parameters and optimizer on each worker; checkpoints have "
+            "both"
+        ),
+        late_workers=NOBODY_WAITS,
+    )
     Settings: ClassVar[type[StrategySettings]] = ElasticSettings
     source: ClassVar[str] = "Zhang et al. 2015, algorithm 1"
-    kept: ClassVar[str] = (
-        "the centre in the tables, parameters and optimizer on each worker; checkpoints have both"
-    )
-    late: ClassVar[str] = NOBODY_WAITS
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)

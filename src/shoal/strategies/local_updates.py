@@ -32,6 +32,7 @@ from shoal.strategies.base import (
     StepResult,
     Strategy,
     StrategyOptions,
+    Traits,
     strategies,
 )
 from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
@@ -63,20 +64,21 @@ class LocalUpdates(Strategy):
     is waited for, unless `consistency` has another rule.
     """
 
-    in_step: ClassVar[bool] = True
-    on_workers: ClassVar[bool] = True
-    sends_gradients: ClassVar[bool] = False
+    traits = Traits(
+        in_step=True,
+        optimizer_on_workers=True,
+        sends_gradients=False,
+        state=(
+            "the inner optimizer's on each worker, the rest in the tables (exchange=allreduce: on "
+            "each worker); checkpoints have both"
+        ),
+        late_workers=f"late workers {WAITED_FOR} (exchange=allreduce: there is no drop)",
+    )
     Settings: ClassVar[type[StrategySettings]] = AveragingSettings
     consistency: Consistency = bsp()
-    kept: ClassVar[str] = (
-        "the inner optimizer's on each worker, the rest in the tables (exchange=allreduce: on "
-        "each worker); checkpoints have both"
-    )
-    late: ClassVar[str] = f"late workers {WAITED_FOR} (exchange=allreduce: there is no drop)"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
-        self.uses_servers = self.with_servers(options.settings)
         self._inner = WorkerOptimizer(options)
         self._outer: WorkerOptimizer | None = None  # without servers
         self._mean: WeightedMean | None = None
@@ -87,8 +89,9 @@ class LocalUpdates(Strategy):
         self._steps = 0
 
     @classmethod
-    def with_servers(cls, settings: Mapping[str, Any]) -> bool:
-        return bool(settings.get("exchange", "servers") == "servers")
+    def traits_with(cls, settings: Mapping[str, Any]) -> Traits:
+        servers = bool(settings.get("exchange", "servers") == "servers")
+        return replace(cls.traits, uses_servers=servers)
 
     @property
     def round(self) -> int:
@@ -104,7 +107,7 @@ class LocalUpdates(Strategy):
         return True
 
     def tables(self, model: Model) -> list[TableSpec]:
-        if not self.uses_servers:
+        if not self.traits.uses_servers:
             return []
         return table_specs(model, self.options, self.consistency, self.outer())
 
@@ -119,13 +122,13 @@ class LocalUpdates(Strategy):
         self._ops = TableOps(model, self.options.prefix, self._moved)
         self._inner.bind(model, model.grads)
         self.clock = clock
-        if self.uses_servers:
+        if self.traits.uses_servers:
             yield from self._ops.begin(writes=rank == 0 and not clock)
         else:
             yield from spread_values(model, rank == 0)
         self._before = {buffer: torch.clone(values) for buffer, values in model.values.items()}
         self._weight, self._steps = 0.0, 0
-        if not self.uses_servers:
+        if not self.traits.uses_servers:
             self._mean = WeightedMean(wires, model.spans, tuple(model.idle))
             self._outer = self._outer or self._new_outer()
             self._outer.bind(_Parameters(self._before, model.spans), self._moved)
@@ -137,7 +140,7 @@ class LocalUpdates(Strategy):
         """Replace the parameters of all workers, and the tables', by those of the one that
         `writes`."""
         assert self._ops is not None, "begin comes first"
-        if self.uses_servers:
+        if self.traits.uses_servers:
             yield from self._ops.spread(writes)
         else:
             yield from spread_values(model, writes)
@@ -182,7 +185,7 @@ class LocalUpdates(Strategy):
         self.clock = outcome.clock
         for buffer, values in model.values.items():
             self._before[buffer].copy_(values)
-        at = self.round if self.leaves_out else -1
+        at = self.round if self.traits.skips_closed_rounds else -1
         return StepResult(loss, weight, outcome.round_weight, clock=at)
 
     def _average(self, model: Model, share: float) -> Generator[Any, Any, float]:
@@ -217,7 +220,7 @@ class LocalUpdates(Strategy):
     def _leave(self) -> Program:
         """Wait until all workers have come to their end."""
         assert self._ops is not None
-        if self.uses_servers:
+        if self.traits.uses_servers:
             yield from self._ops.end()
         else:
             yield from leave_together(self.options.prefix)
@@ -228,7 +231,7 @@ class LocalUpdates(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._inner.load_state_dict(state)
-        if not self.uses_servers:
+        if not self.traits.uses_servers:
             self._outer = self._new_outer()
             self._outer.load_state_dict(state["outer"])
 
@@ -286,7 +289,8 @@ class FedAvg(LocalUpdates):
     summary: ClassVar[str] = "federated averaging: some workers pass over their data, then average"
     Settings: ClassVar[type[StrategySettings]] = FedAvgSettings
     source: ClassVar[str] = "McMahan et al. 2017, algorithm 1"
-    idle_rounds: int = 0  # all have one round, whatever they have of batches
+    # all have one round, whatever they have of batches
+    traits = replace(LocalUpdates.traits, idle_rounds=0)
     _due = False
 
     def period(self, clock: int) -> int:

@@ -88,11 +88,11 @@ def train_program(
             step += idle
             if over:
                 continue
-        exchanges = strategy.in_step and strategy.exchanges_after(epoch)
+        exchanges = strategy.traits.in_step and strategy.exchanges_after(epoch)
         if exchanges and not enough:
             yield from strategy.flush(model)
             hooks.exchanged()
-        while exchanges and strategy.idle_rounds and not enough:
+        while exchanges and strategy.traits.idle_rounds and not enough:
             result = yield from strategy.step(model, None)
             if not result.others:
                 break
@@ -160,7 +160,7 @@ def _begin(strategy: Strategy, model: Model, rank: int, clock: int) -> Program:
 
 def _over(strategy: Strategy, clock: int, passed: int, before: int | None) -> int:
     """The clocks to leave out; where workers are not in step, the batches."""
-    if strategy.in_step:
+    if strategy.traits.in_step:
         return clock + passed
     done = strategy.batches_at(passed)
     since = strategy.batches_at(clock + passed) - done
@@ -191,9 +191,9 @@ class _Skipped:
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch's batches."""
         self._own = self._of_clock = 0
-        if self._strategy.leaves_out:  # each batch belongs to a clock
+        if self._strategy.traits.skips_closed_rounds:  # each batch belongs to a clock
             rounds = -(-self._rounds // self._strategy.period(0))
-            self._clock = epoch * (rounds + self._strategy.idle_rounds)
+            self._clock = epoch * (rounds + self._strategy.traits.idle_rounds)
 
     def skips(self) -> bool:
         """Whether the next batch is left out."""
@@ -204,7 +204,7 @@ class _Skipped:
 
     def end_epoch(self, epoch: int) -> tuple[int, bool]:
         """How many batches of others are left out at the epoch's end, and whether it is over."""
-        if not self._strategy.in_step:
+        if not self._strategy.traits.in_step:
             return 0, True
         idle = 0
         while self.clocks and self._own < self._rounds:
@@ -213,7 +213,7 @@ class _Skipped:
         if self._strategy.exchanges_after(epoch):
             if self._of_clock and self.clocks:  # what is left
                 self._next()
-            for number in range(self._strategy.idle_rounds):
+            for number in range(self._strategy.traits.idle_rounds):
                 if not self.clocks:
                     return idle, False
                 idle += number > 0  # a step, because others had weight in the round before
@@ -222,7 +222,8 @@ class _Skipped:
 
     def _count(self) -> None:
         self._of_clock += 1
-        if not self._strategy.in_step or self._of_clock == self._strategy.period(self._clock):
+        strategy = self._strategy
+        if not strategy.traits.in_step or self._of_clock == strategy.period(self._clock):
             self._next()
 
     def _next(self) -> None:

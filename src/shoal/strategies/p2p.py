@@ -29,6 +29,7 @@ from shoal.strategies.base import (
     StepResult,
     Strategy,
     StrategyOptions,
+    Traits,
     strategies,
 )
 from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
@@ -65,18 +66,20 @@ class PeerToPeer(Strategy):
 
     name: ClassVar[str] = "p2p"
     summary: ClassVar[str] = "each worker mixes its parameters with its neighbours', no servers"
-    uses_servers: bool = False
-    on_workers: ClassVar[bool] = True
-    sends_gradients: ClassVar[bool] = False
-    takes_copies: ClassVar[bool] = True
-    bears_losses: ClassVar[bool] = True
+    traits = Traits(
+        uses_servers=False,
+        optimizer_on_workers=True,
+        sends_gradients=False,
+        allows_redundancy=True,
+        survives_worker_loss=True,
+        state="on each worker; checkpoints have it, while all workers have batches",
+        late_workers=(
+            "late neighbours are waited for; drop: the others go on without them until they are "
+            "back; mode=async: no worker waits"
+        ),
+    )
     Settings: ClassVar[type[StrategySettings]] = PeerToPeerSettings
     source: ClassVar[str] = "Lian et al. 2017, algorithm 1"
-    kept: ClassVar[str] = "on each worker; checkpoints have it, while all workers have batches"
-    late: ClassVar[str] = (
-        "late neighbours are waited for; drop: the others go on without them until they are back; "
-        "mode=async: no worker waits"
-    )
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)

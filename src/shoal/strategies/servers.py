@@ -7,7 +7,7 @@ strategies differ only in the tables' consistency.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import nan
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -96,7 +96,7 @@ class ServerStrategy(Strategy):
         except RoundClosed:  # others went on without this gradient
             outcome = yield Exchange(pulls=self._ops.pulls if self._ops else ())
         self.clock = outcome.clock
-        at = self.clock + self.options.passed if self.leaves_out else -1
+        at = self.clock + self.options.passed if self.traits.skips_closed_rounds else -1
         return StepResult(loss, weight, outcome.round_weight, self._behind(outcome), at)
 
     def _behind(self, outcome: Outcome) -> int:
@@ -121,7 +121,7 @@ class ServerStrategy(Strategy):
         is alone may do so.
         """
         assert self._ops is not None, "begin comes first"
-        together = self.consistency == bsp() and self.in_step
+        together = self.consistency == bsp() and self.traits.in_step
         alone = self.options.workers == 1
         if not self.rewritable or not (alone or together):
             why = "" if self.rewritable else ", which has gradients under way"
@@ -252,17 +252,20 @@ class Sync(ServerStrategy):
 
     name: ClassVar[str] = "sync"
     summary: ClassVar[str] = "synchronous SGD through servers (BSP)"
-    in_step: ClassVar[bool] = True
+    traits = replace(
+        ServerStrategy.traits,
+        in_step=True,
+        state="in the tables, which checkpoints have",
+        late_workers=f"late workers {WAITED_FOR}; with quorum the round goes on without them",
+    )
     Settings: ClassVar[type[StrategySettings]] = SyncSettings
     source: ClassVar[str] = "Valiant 1990; Chen et al. 2016, section 3; Yin et al. 2018, section 4"
-    kept: ClassVar[str] = "in the tables, which checkpoints have"
-    late: ClassVar[str] = f"late workers {WAITED_FOR}; with quorum the round goes on without them"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
         of = self.settings
         self.consistency = bsp(quorum_of(of.quorum, of.grace_s, options.workers))
-        self.leaves_out = of.quorum > 0
+        self.traits = replace(self.traits, skips_closed_rounds=of.quorum > 0)
 
     def tables(self, model: Model) -> list[TableSpec]:
         merges = {"merge": self.settings.merge, "trim": self.settings.trim}
@@ -293,15 +296,19 @@ class GradientCoding(ServerStrategy):
 
     name: ClassVar[str] = "gradient_coding"
     summary: ClassVar[str] = "synchronous SGD on replicated blocks: exact without the stragglers"
-    in_step: ClassVar[bool] = True
-    takes_copies: ClassVar[bool] = True
-    repeats: ClassVar[bool] = True
-    leaves_out: bool = True
-    source: ClassVar[str] = "Tandon et al. 2017, section 4"
-    kept: ClassVar[str] = "in the tables, which checkpoints have"
-    late: ClassVar[str] = (
-        "late workers are left out where another of their group is there; drop: they leave the run"
+    traits = replace(
+        ServerStrategy.traits,
+        in_step=True,
+        allows_redundancy=True,
+        replicates_batches=True,
+        skips_closed_rounds=True,
+        state="in the tables, which checkpoints have",
+        late_workers=(
+            "late workers are left out where another of their group is there; drop: they leave "
+            "the run"
+        ),
     )
+    source: ClassVar[str] = "Tandon et al. 2017, section 4"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -332,10 +339,13 @@ class StaleSync(ServerStrategy):
     summary: ClassVar[str] = (
         "stale synchronous SGD: at most --staleness clocks ahead of the slowest"
     )
-    takes_copies: ClassVar[bool] = True
+    traits = replace(
+        ServerStrategy.traits,
+        allows_redundancy=True,
+        state="in the tables, which checkpoints have",
+        late_workers=f"workers further behind than the staleness {WAITED_FOR}",
+    )
     source: ClassVar[str] = "Ho et al. 2013, section 2"
-    kept: ClassVar[str] = "in the tables, which checkpoints have"
-    late: ClassVar[str] = f"workers further behind than the staleness {WAITED_FOR}"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -359,10 +369,13 @@ class Async(ServerStrategy):
 
     name: ClassVar[str] = "asgd"
     summary: ClassVar[str] = "asynchronous SGD: no worker waits for another (Downpour)"
-    takes_copies: ClassVar[bool] = True
+    traits = replace(
+        ServerStrategy.traits,
+        allows_redundancy=True,
+        state="in the tables, which checkpoints have",
+        late_workers=NOBODY_WAITS,
+    )
     source: ClassVar[str] = "Dean et al. 2012, section 4.1"
-    kept: ClassVar[str] = "in the tables, which checkpoints have"
-    late: ClassVar[str] = NOBODY_WAITS
     consistency = asp()
 
 

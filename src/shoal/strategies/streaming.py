@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from math import ceil, nan
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import structs
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
@@ -54,11 +57,14 @@ class StreamingDiLoCo(LocalUpdates):
     summary: ClassVar[str] = "DiLoCo in fragments, exchanged in turn while inner steps go on"
     Settings = StreamingDiLoCoSettings
     source: ClassVar[str] = "Douillard et al. 2025, section 2"
-    kept: ClassVar[str] = (
-        "the parameters and the inner optimizer's on each worker, the outer's in the tables; "
-        "checkpoints have both"
+    traits = replace(
+        LocalUpdates.traits,
+        state=(
+            "the parameters and the inner optimizer's on each worker, the outer's in the tables; "
+            "checkpoints have both"
+        ),
+        late_workers=f"late workers {WAITED_FOR}",
     )
-    late: ClassVar[str] = f"late workers {WAITED_FOR}"
 
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
@@ -87,10 +93,8 @@ class StreamingDiLoCo(LocalUpdates):
         return int(self.settings.tau // self.settings.fragments)
 
     def tables(self, model: Model) -> list[TableSpec]:
-        from msgspec.structs import replace
-
         specs = table_specs(model, self.options, self.consistency, self.outer())
-        return [replace(spec, fragment_rows=self._rows(spec.rows)) for spec in specs]
+        return [structs.replace(spec, fragment_rows=self._rows(spec.rows)) for spec in specs]
 
     def _rows(self, rows: int) -> int:
         return ceil(rows / int(self.settings.fragments))
@@ -100,7 +104,8 @@ class StreamingDiLoCo(LocalUpdates):
         self._fresh = {buffer: each.clone() for buffer, each in model.values.items()}
         made = [self._ops_of(number) for number in range(self.settings.fragments)]
         self._fragments = [each for each in made if each[0]]  # of small models, some have no rows
-        self.idle_rounds = len(self._fragments)  # until none is owed any more
+        # until none is owed any more
+        self.traits = replace(self.traits, idle_rounds=len(self._fragments))
         self._continue(model)
 
     def _continue(self, model: Model) -> None:

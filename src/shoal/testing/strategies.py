@@ -62,7 +62,7 @@ def _run(
     groups = max(counts)
     noise = torch.randn(len(counts), groups, len(SCALES), generator=drawn, dtype=torch.float64)
     batches = torch.tensor(CENTRE, dtype=torch.float64) + spread * noise
-    copies = 2 if kind.repeats else 1
+    copies = 2 if kind.traits.replicates_batches else 1
     workers = [
         SimulatedWorker(
             kind(
@@ -97,7 +97,7 @@ def ends_with_equal_parameters(kind: type[Strategy], **settings: Any) -> None:
 
 def bears_uneven_splits(kind: type[Strategy], **settings: Any) -> None:
     """Workers with fewer batches, or none, neither wait for ever nor hold the others up."""
-    counts = [40, 40, 10, 10] if kind.repeats else [40, 24, 0]
+    counts = [40, 40, 10, 10] if kind.traits.replicates_batches else [40, 24, 0]
     for count, worker in zip(counts, _run(kind, counts, settings, 2, 1.0), strict=True):
         taken = sum(result.weight > 0 for result in worker.results)
         assert taken <= 2 * count, f"{kind.name} took {taken} batches of {2 * count}"
@@ -116,7 +116,7 @@ def says_what_it_is(kind: type[Strategy], **settings: Any) -> None:
     assert kind.name, f"{kind.__name__} needs a name"
     assert kind.summary, f"{kind.name} needs a summary"
     worker = _run(kind, [8] * 4, settings, epochs=1, spread=1.0)[0]
-    if not worker.strategy.uses_servers:
+    if not worker.strategy.traits.uses_servers:
         assert worker.strategy.clock, f"{kind.name} counts no `clock`, and would have no checkpoint"
 
 

@@ -66,11 +66,11 @@ class Connection(ABC):
     """
 
     peer: NodeId = ""
-    role: Role | None = None  # that a caller has given
-    timed_out = False  # whether it ended because nothing came from the peer's host
+    role: Role | None = None  # the role that a caller has given
+    timed_out = False  # whether it ended by silence: the peer has not closed it
 
     def time_out(self) -> None:
-        """Note that nothing comes from the peer's host."""
+        """Record that silence ends the connection: the peer has not closed it."""
         self.timed_out = True
 
     @property
@@ -80,17 +80,17 @@ class Connection(ABC):
 
     @property
     def received(self) -> int:
-        """Bytes that have come from the peer's host so far; 0 within a host."""
+        """The bytes that have come from the peer's host so far; 0 within a host."""
         return 0
 
     @property
     def outstanding(self) -> int:
-        """Bytes that the peer's host has not acknowledged, or that are not sent yet."""
+        """The bytes that the peer's host has not acknowledged, or that are not sent yet."""
         return self.backlog
 
     @property
     def origin(self) -> str:
-        """Where the peer is, for logs."""
+        """The place of the peer, for logs."""
         return "here"
 
     @property
@@ -99,11 +99,11 @@ class Connection(ABC):
         return False
 
     def deny(self) -> None:  # noqa: B027 - most connections are made by this node
-        """Send the verdict of a failed handshake. It is withheld, so that guesses are slow."""
+        """Send the verdict of a failed handshake, withheld until now so that guesses are slow."""
 
     @property
     def backlog(self) -> int:
-        """Bytes that are not sent yet."""
+        """The bytes that are not sent yet."""
         return 0
 
     @property
@@ -165,7 +165,7 @@ class Listener(ABC):
 
     @abstractmethod
     def accept(self) -> Connection | None:
-        """A new connection before its handshake; None if there is none."""
+        """Accept a connection, often before its handshake; return None if none has arrived."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -179,16 +179,17 @@ class Transport(ABC):
 
     @abstractmethod
     def beside(self, address: str, name: str) -> str:
-        """An address where this process can listen and nodes at `address` can reach it."""
+        """Return an address for this process to listen at, which nodes at `address` can reach."""
 
     @abstractmethod
     def connect(
         self, address: str, me: Identity, timeout_s: float, turn: Turn = NO_TURN
     ) -> Connection:
-        """Connect and shake hands; blocks for `timeout_s` seconds at most, and for a name server.
+        """Connect and shake hands; block for `timeout_s` seconds at most, and for a name server.
 
-        turn:  is entered once the listener has spoken, before this side says its name, on which the
-            listener closes an earlier connection of that name; may raise `HandshakeFailed`
+        turn:  the context that is entered once the listener has spoken, before this side sends its
+            name, on which the listener closes an earlier connection of that name; may raise
+            `HandshakeFailed`
         """
 
 
@@ -196,7 +197,7 @@ transports: Registry[Callable[[], Transport]] = Registry("transport")
 
 
 def transport_for(address: str) -> Transport:
-    """The transport for an address."""
+    """Return the transport for an address."""
     scheme, _, rest = address.partition("://")
     if not rest:
         raise AddressInvalid(f"{address!r} is not an address; {_FORMS}")
@@ -207,7 +208,7 @@ def transport_for(address: str) -> Transport:
 
 
 def place_of(address: str, scheme: str) -> str:
-    """The part of an address after its scheme.
+    """Return the part of an address after its scheme.
 
     >>> place_of("tcp://127.0.0.1:4000", "tcp")
     '127.0.0.1:4000'
@@ -219,7 +220,7 @@ def place_of(address: str, scheme: str) -> str:
 
 
 def sink_for(arrival: Arrival, nbytes: int) -> Sink | None:
-    """The sink of a payload of `nbytes` bytes; None if it is discarded.
+    """Return the sink of a payload of `nbytes` bytes; None if the payload is discarded.
 
     Raises:
         BadLength: the sink has another size, so that bytes would end in the wrong place.

@@ -39,7 +39,7 @@ def challenge(me: Identity) -> Challenge:
 
 
 def hello(me: Identity, asked: Message) -> Hello:
-    """The caller's answer to a challenge."""
+    """Return the caller's answer to a challenge."""
     if not isinstance(asked, Challenge):
         raise HandshakeFailed(f"expected a challenge, not {type(asked).__name__}")
     if asked.version != PROTOCOL_VERSION:
@@ -53,12 +53,15 @@ def hello(me: Identity, asked: Message) -> Hello:
 
 
 def farewell(me: Identity) -> Hello:
-    """What a caller says to a listener of another version, which then can name both, too."""
+    """Return the hello to a listener of another version, whose error can then name both."""
     return Hello(PROTOCOL_VERSION, me.job, me.node, me.role, bytes(16), b"")
 
 
 def judge(me: Identity, asked: Challenge, answer: Message, rings: bool = False) -> Welcome | Denied:
-    """The listener's verdict on a hello, which came with or without a ring of shared memory."""
+    """Return the listener's verdict on a hello.
+
+    rings:  whether the hello came with a ring of shared memory
+    """
     if not isinstance(answer, Hello):
         return Denied(f"expected a hello, not {type(answer).__name__}")
     if answer.version != PROTOCOL_VERSION:
@@ -74,7 +77,7 @@ def judge(me: Identity, asked: Challenge, answer: Message, rings: bool = False) 
 
 
 def conclude(me: Identity, asked: Challenge, said: Hello, verdict: Message) -> Welcome:
-    """The caller's check of the verdict."""
+    """Check the listener's verdict and return it, for the caller."""
     if isinstance(verdict, Denied):
         raise HandshakeRefused(f"the peer refused the connection: {verdict.reason}")
     if not isinstance(verdict, Welcome):

@@ -28,11 +28,11 @@ from shoal.transport.base import (
 from shoal.transport.sockets import StreamListener, shake
 
 PATH_BYTES_MAX = 107  # of sockaddr_un
-NAME_BYTES_MAX = 80  # of the socket's file, which remain beside the descriptor of a long folder
+NAME_BYTES_MAX = 80  # of a socket's file name: `_short` needs the rest for the folder
 
 
 def path_of(address: str) -> Path:
-    """The socket's path in a unix:///PATH address."""
+    """Return the socket's path in a unix:///PATH address."""
     path = place_of(address, "unix")
     if not path.startswith("/"):
         raise AddressInvalid(f"{address!r}: a unix address has an absolute path, unix:///PATH")
@@ -96,7 +96,7 @@ def _check_private(directory: Path) -> None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """One process at a time binds here: a socket that does not listen yet looks abandoned."""
+    """Hold the directory's lock: a socket that is bound and does not listen yet looks abandoned."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -107,7 +107,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """The path as the kernel takes it for a socket: a long one through its folder's descriptor."""
+    """Yield a path that is short enough for a socket, by way of its folder's descriptor if long."""
     if len(os.fsencode(path)) <= PATH_BYTES_MAX:
         yield str(path)
         return
@@ -119,7 +119,7 @@ def _short(path: Path) -> Iterator[str]:
 
 
 def _bind(sock: socket.socket, path: Path) -> None:
-    """Bind, over a socket file that a killed process left behind; over no other file."""
+    """Bind a socket; replace a socket file that a killed process has left, and no other file."""
     with _short(path) as place:
         try:
             sock.bind(place)

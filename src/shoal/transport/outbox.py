@@ -18,8 +18,8 @@ BUFFERS_A_CALL = 512  # below IOV_MAX
 class _Piece(msgspec.Struct, eq=False):
     """Unsent bytes.
 
-    chunk:  bytes per chunk through the ring of shared memory; 0 for the socket
-    lent:   whether they are copied when the guard recalls them
+    chunk:  the bytes per chunk through the ring of shared memory; 0 for the socket
+    lent:   whether the bytes are copied when the guard recalls them
     """
 
     view: memoryview
@@ -28,7 +28,7 @@ class _Piece(msgspec.Struct, eq=False):
 
 
 class Outbox:
-    """Pieces of frames, whole frames one after the other.
+    """The pieces of frames that wait to be sent, frame after frame.
 
     Invariant: `_next` is for the socket alone, and ends between two frames or before the bytes that
     go through the ring, so that a signal (PUT, TAKEN) may follow it.
@@ -37,15 +37,15 @@ class Outbox:
     def __init__(self) -> None:
         self.outlet: Outlet | None = None
         self.backlog = 0  # unsent bytes
-        self.wants_write = False  # whether they wait for the socket, not for room in the ring
-        self.owed = 0  # bytes taken from the peer's ring that it was not told of
+        self.wants_write = False  # whether the next bytes wait for the socket, not for the ring
+        self.owed = 0  # bytes taken from the peer's ring, of which the peer was not told
         self._next: deque[_Piece] = deque()
         self._later: deque[_Piece] = deque()
 
     def keep(
         self, pieces: Sequence[bytes | memoryview], sent: int, guard: CopyOnWriteGuard | None
     ) -> None:
-        """Have pieces for the socket wait, but for their first `sent` bytes."""
+        """Queue pieces for the socket, without their first `sent` bytes."""
         for piece in pieces:
             view = memoryview(piece)
             if sent >= view.nbytes:
@@ -61,7 +61,7 @@ class Outbox:
         nbytes: int,
         guard: CopyOnWriteGuard | None,
     ) -> None:
-        """Have a frame wait whose payload of `nbytes` goes through the ring."""
+        """Queue a frame whose payload of `nbytes` goes through the ring."""
         self._keep(memoryview(head), 0, None)
         chunk = chunk_of(nbytes)
         for buffer in buffers:
@@ -75,7 +75,11 @@ class Outbox:
             guard.keep(self._recalled)
 
     def flush(self, sock: socket.socket) -> None:
-        """Send what socket and ring have room for. Raises OSError where the socket is broken."""
+        """Send what the socket and the ring have room for.
+
+        Raises:
+            OSError: the socket is broken.
+        """
         while True:
             self._prepare()
             self.wants_write = not self._send(sock)
@@ -83,7 +87,7 @@ class Outbox:
                 return
 
     def _prepare(self) -> None:
-        """Move what comes next to `_next`: up to one chunk through the ring, and what is owed."""
+        """Move the next pieces to `_next`; put a chunk into the ring; add a TAKEN that is owed."""
         later = self._later
         while later and not later[0].chunk:
             self._next.append(later.popleft())
@@ -94,11 +98,11 @@ class Outbox:
             self.owed = 0
 
     def _fits(self) -> bool:
-        """Whether bytes for the ring come next, and there is room."""
+        """Return whether bytes for the ring come next, and there is room."""
         return bool(self._later) and self.outlet is not None and self.outlet.room > 0
 
     def _fill(self) -> None:
-        """Put the next chunk into the ring."""
+        """Put the next chunk into the ring, and add its PUT."""
         later, count = self._later, 0
         left = later[0].chunk
         assert self.outlet is not None
@@ -123,7 +127,7 @@ class Outbox:
         self.backlog += view.nbytes
 
     def _send(self, sock: socket.socket) -> bool:
-        """Send `_next`; False where the socket is full."""
+        """Send `_next`; return False if the socket is full."""
         pieces = self._next
         while pieces:
             batch = [pieces[i].view for i in range(min(len(pieces), BUFFERS_A_CALL))]
@@ -142,12 +146,12 @@ class Outbox:
         return True
 
     def taken(self, count: int) -> None:
-        """The peer has copied so many bytes out of our ring."""
+        """Note that the peer has copied `count` bytes out of this side's ring."""
         assert self.outlet is not None
         self.outlet.taken(count)
 
     def detach(self) -> None:
-        """Borrow nothing any more."""
+        """Copy all unsent bytes, so that no buffer is borrowed any more."""
         for piece in (*self._next, *self._later):
             _copy(piece)
 

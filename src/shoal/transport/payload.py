@@ -20,19 +20,19 @@ class Payload:
     """The payload under way, at most one.
 
     Attributes:
-        left: bytes that have not arrived; 0 if no payload is under way.
-        shared: whether they come through the peer's ring of shared memory.
+        left: the bytes that have not arrived; 0 if no payload is under way.
+        shared: whether the payload comes through the peer's ring of shared memory.
         inlet: the peer's ring.
-        put: bytes in the ring that have not been taken.
+        put: the bytes in the ring that have not been taken.
     """
 
     def __init__(self, outbox: Outbox) -> None:
-        """`outbox` tells the peer what of its ring is free again."""
+        """Create a payload; `outbox` tells the peer how much of its ring is free again."""
         self.left = 0
         self.shared = False
         self.inlet: Inlet | None = None
         self.put = 0
-        self._said = 0  # what was put, all of it
+        self._said = 0  # the bytes of the last PUT
         self._outbox = outbox
         self._peer = ""
         self._message: Message | None = None  # None where it could not be understood
@@ -53,7 +53,7 @@ class Payload:
         self._view = self._edge = self._read = 0
 
     def target(self) -> memoryview:
-        """Where the next bytes go; scratch memory if the payload is discarded or revoked."""
+        """Return the memory for the next bytes: scratch if the payload is discarded or revoked."""
         sink = self._sink
         if sink is None or sink.revoked:
             return _scratch[: self.left]
@@ -66,12 +66,12 @@ class Payload:
             self._view += 1
 
     def up_to_line(self, target: memoryview) -> memoryview:
-        """The little that is left of a cache line, where a copy would begin within one."""
+        """Return `target`, cut at the next cache line if it is large and begins within a line."""
         past = (self._read - self._edge) % LINE_BYTES
         return target[: LINE_BYTES - past] if past and target.nbytes >= STRAIGHT_BYTES else target
 
     def wrote(self, count: int, deliver: Deliver) -> None:
-        """Note that `count` more bytes are in place; deliver what is complete."""
+        """Note that `count` more bytes are in place; deliver a complete view or payload."""
         self._read += count
         self.left -= count
         message, sink = self._message, self._sink
@@ -94,11 +94,11 @@ class Payload:
     # ------------------------------------------------------------------ through shared memory
 
     def told(self, nbytes: int) -> None:
-        """Note that the peer has put bytes into its ring."""
+        """Note that the peer has put `nbytes` bytes into its ring."""
         self._said = self.put = nbytes
 
     def take_put(self, deliver: Deliver) -> None:
-        """Take the bytes that the peer has put; resumes after an exception or Ctrl-C."""
+        """Take the bytes that the peer has put; a later call resumes after an exception."""
         while self.put and self.inlet is not None:  # a delivery may close this
             if self._lend_put(deliver, self.inlet):
                 continue
@@ -109,7 +109,7 @@ class Payload:
             self.wrote(target.nbytes, deliver)
 
     def _lend_put(self, deliver: Deliver, inlet: Inlet) -> bool:
-        """Deliver a whole view from the ring without a copy, if its sink allows that."""
+        """Deliver a view from the ring without a copy, if the sink allows it; return whether."""
         sink, number = self._sink, self._view
         if sink is None or not sink.lends or sink.revoked or self._read != self._edge:
             return False

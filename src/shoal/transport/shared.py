@@ -5,7 +5,7 @@ and says over the socket how many (PUT); the reader copies them out, and says so
 copies in, the other copies out, in pieces that stay in the cache.
 
 The memory is anonymous and passed as a file descriptor, so that nothing is left behind by a process
-that was killed. It is sealed against shrinking: a page that has gone would kill whoever reads it.
+that was killed. It is sealed against shrinking: a missing page would kill the process that reads it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def chunk_of(nbytes: int) -> int:
-    """Bytes per PUT signal for a payload; fewer signals mean less overlap of the two copies.
+    """Return the bytes per PUT signal for a payload of `nbytes` bytes.
+
+    Fewer signals mean less overlap of the two copies.
 
     >>> [chunk_of(mib << 20) >> 10 for mib in (1, 8, 64)]
     [256, 1024, 1024]
@@ -51,7 +53,7 @@ class Outlet:
             raise
         self._ring = memoryview(self._map)
         self._at = 0  # where the next byte goes
-        self.room = RING_BYTES  # for what is put: the rest is not taken yet
+        self.room = RING_BYTES  # free bytes: the peer has not taken the others yet
 
     def passed(self) -> None:
         """Close the descriptor: the peer has its own, or will never have one."""
@@ -60,7 +62,7 @@ class Outlet:
             self.fd = -1
 
     def put(self, data: memoryview, limit: int) -> int:
-        """Copy in as much as fits, `limit` bytes at most; returns the number of bytes."""
+        """Copy in as much as fits, `limit` bytes at most; return the number of bytes."""
         at = self._at
         count = min(data.nbytes, limit, self.room, RING_BYTES - at)
         self._ring[at : at + count] = data[:count]
@@ -69,7 +71,7 @@ class Outlet:
         return count
 
     def end_chunk(self) -> None:
-        """The next chunk begins on a cache line's edge."""
+        """Skip to the next cache line, where the next chunk begins."""
         skipped = -self._at % LINE_BYTES
         self._at = (self._at + skipped) % RING_BYTES
         self.room -= skipped
@@ -90,7 +92,7 @@ class Inlet:
     """The peer's ring. Its contents may change at any time: copy before looking."""
 
     def __init__(self, fd: int) -> None:
-        """Takes over the descriptor.
+        """Map the ring, and close its descriptor.
 
         Raises:
             BadSharedMemory: it is not a sealed ring.
@@ -121,7 +123,7 @@ class Inlet:
         self._at = (at + count) % RING_BYTES
 
     def look(self, count: int) -> memoryview | None:
-        """The next bytes in place; None if the ring wraps around within them."""
+        """Take the next bytes in place; return None if the ring wraps around within them."""
         at = self._at
         if at + count > RING_BYTES:
             return None
@@ -129,7 +131,7 @@ class Inlet:
         return self._ring[at : at + count]
 
     def end_chunk(self) -> int:
-        """The next chunk begins on a cache line's edge, so many bytes further."""
+        """Skip to the next cache line, where the next chunk begins; return the bytes skipped."""
         skipped = -self._at % LINE_BYTES
         self._at = (self._at + skipped) % RING_BYTES
         return skipped
@@ -141,7 +143,7 @@ class Inlet:
 
 
 def send_with(sock: socket.socket, data: bytes, outlet: Outlet | None) -> None:
-    """Send a greeting, and the ring with it."""
+    """Send a greeting with the ring's descriptor, if there is a ring."""
     if outlet is None:
         sock.sendall(data)
         return
@@ -152,7 +154,7 @@ def send_with(sock: socket.socket, data: bytes, outlet: Outlet | None) -> None:
 
 
 def receive_with(sock: socket.socket, nbytes: int) -> tuple[bytes, list[int]]:
-    """Some of a greeting, and the descriptors that came with it: one at most."""
+    """Receive a part of a greeting, and the descriptors that came with it: one at most."""
     if sock.family != socket.AF_UNIX:
         return sock.recv(nbytes), []
     data, descriptors, _, _ = socket.recv_fds(sock, nbytes, 1, socket.MSG_CMSG_CLOEXEC)

@@ -18,7 +18,7 @@ from shoal.transport.stream import HANDSHAKE_BYTES_MAX, StreamConnection
 from shoal.transport.wire import PREFIX, decode_greeting, encode, read_prefix
 
 UNIX_SEND_BYTES = 1 << 20  # the default, 208 KiB, costs a third of the throughput
-UNACKNOWLEDGED_MS = 30_000  # then TCP gives a connection up; by default after a quarter of an hour
+UNACKNOWLEDGED_MS = 30_000  # then TCP abandons a connection; by default after a quarter of an hour
 TCP_RTO_MAX_MS = 44  # since Linux 6.15
 RETRANSMIT_MS = 1000  # at most between retransmissions, so that a link that is up again is used
 
@@ -73,7 +73,7 @@ class StreamListener(Listener):
 def shake(
     sock: socket.socket, me: Identity, until: float, turn: Turn = NO_TURN
 ) -> StreamConnection:
-    """The caller's side of the handshake on a connected socket; closes it on failure."""
+    """Shake hands on a connected socket, as the caller; close the socket on failure."""
     caller = _Caller(sock, until)
     try:
         return caller.greet(me, turn)
@@ -119,7 +119,7 @@ class _Caller:
             if self._outlet is None or not self._descriptors:
                 raise HandshakeFailed("the other side's ring did not come: no descriptor is left")
             inlet = Inlet(self._descriptors.pop())
-        else:  # ours did not reach the other side
+        else:  # this side's ring did not reach the other side
             self._let_go()
         tune(self._sock)
         connection = StreamConnection(self._sock, me, welcome.node)
@@ -162,7 +162,10 @@ class _Caller:
 
 
 def tune(sock: socket.socket) -> None:
-    """No delays for small TCP messages. The kernel sizes TCP's buffers, and not those of Unix."""
+    """Set the options of a socket: small TCP messages are not delayed, a silent peer is noticed.
+
+    The kernel sizes the send buffers of TCP sockets, and not those of Unix sockets.
+    """
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BYTES)
     else:

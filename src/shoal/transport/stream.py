@@ -48,8 +48,8 @@ from shoal.transport.wire import (
 
 INBOX_BYTES = 64 << 10
 JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
-# Of a call of `receive`, after which other connections get their turn. It is over after so many
-# bytes, or so much time: a few bytes may be much work.
+# The limits of one call of `receive`, after which other connections get their turn: in bytes, and in
+# seconds, because a few bytes may be much work.
 TURN_BYTES = 4 << 20
 TURN_S = 0.02
 HANDSHAKE_BYTES_MAX = 4 << 10
@@ -64,7 +64,7 @@ class StreamConnection(Connection):
     """A connected, non-blocking socket. With `asked`, the peer still has to answer a challenge.
 
     Invariant, whenever `receive` returns: the inbox holds less than one frame's prefix and header,
-    at its front, and nothing at all while a payload is underway. So no message waits in it while
+    at its front, and nothing at all while a payload is under way. So no message waits in it while
     the socket, which a poll looks at, is empty.
     """
 
@@ -80,7 +80,7 @@ class StreamConnection(Connection):
         # a caller that has proved nothing gets little memory
         self._inbox_bytes = INBOX_BYTES if asked is None else HANDSHAKE_BYTES_MAX
         self._inbox = memoryview(bytearray(self._inbox_bytes))
-        self._start = self._stop = 0  # of what is in the inbox and not taken yet
+        self._start = self._stop = 0  # the bounds of the inbox's bytes that are not taken yet
         self._greeted_with: list[int] = []  # the descriptor of the caller's ring
         self._outbox = Outbox()
         self._payload = Payload(self._outbox)
@@ -183,7 +183,7 @@ class StreamConnection(Connection):
             self._broken(error)
 
     def _broken(self, error: OSError) -> None:
-        """A send failed, perhaps within a frame: nothing more may follow it.
+        """Shut down after a failed send, which may have ended within a frame.
 
         What has come can still be read; then `receive` reports the end.
         """
@@ -237,7 +237,7 @@ class StreamConnection(Connection):
             self._make_room(needed)
 
     def _take_whole(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> int:
-        """The same; returns the room that the start of the next frame needs."""
+        """Take all whole frames; return the room that the start of the next frame needs."""
         needed, payload = PREFIX.size, self._payload
         if payload.put:
             payload.take_put(deliver)
@@ -296,7 +296,7 @@ class StreamConnection(Connection):
         return needed
 
     def _end_payload(self, deliver: Deliver) -> bool:
-        """Move what the inbox holds of the payload to its place; deliver it when it is whole."""
+        """Move the inbox's bytes of the payload to their place; return whether it is whole."""
         while self._payload.left:
             held = self._stop - self._start
             if not held:
@@ -309,7 +309,7 @@ class StreamConnection(Connection):
         return True
 
     def _check_shared(self, kind: int, nbytes: int) -> None:
-        """Refuse signals of shared memory that were not expected."""
+        """Refuse a frame about shared memory that was not expected."""
         payload = self._payload
         if kind == TAKEN:
             nonsense = self._outbox.outlet is None
@@ -361,7 +361,7 @@ class StreamConnection(Connection):
     def _make_room(self, nbytes: int) -> None:
         """Move the inbox's contents to its front, with room for `nbytes`.
 
-        It grows for one large header, exactly, and is its old size again after that.
+        The inbox grows for one large header, exactly, and has its old size again after that.
         """
         start, held = self._start, self._stop - self._start
         self._start, self._stop = 0, held

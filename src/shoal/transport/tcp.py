@@ -23,7 +23,7 @@ from shoal.transport.sockets import StreamListener, shake
 
 
 def endpoint_of(address: str) -> tuple[str, int]:
-    """(host, port) of a tcp://HOST:PORT address; IPv6 hosts in brackets.
+    """Return (host, port) of a tcp://HOST:PORT address; IPv6 hosts are in brackets.
 
     >>> endpoint_of("tcp://[::1]:4000")
     ('::1', 4000)
@@ -40,7 +40,7 @@ _ENDPOINT = re.compile(r"(\[(?P<v6>[^\[\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>[0-
 
 
 def stays_here(host: str) -> bool:
-    """Whether only this host can reach an address."""
+    """Return whether only this host can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -82,7 +82,7 @@ class TcpTransport(Transport):
         return StreamListener(sock, tcp_address(host, sock.getsockname()[1]), me)
 
     def beside(self, address: str, name: str) -> str:
-        """Any free port of the interface that leads there: loopback for an address of loopback."""
+        """Return an address with any free port on the interface that leads to `address`."""
         host, port = endpoint_of(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

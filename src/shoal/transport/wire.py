@@ -61,10 +61,10 @@ _decoders = {
 
 
 def encode(message: Message, payload_bytes: int = 0, kind: int = FRAME) -> bytes:
-    """Prefix and header of a message; its payload follows from its own buffers.
+    """Return the prefix and the header of a message; the payload follows from its own buffers.
 
     Raises:
-        InvariantBroken: its readers would refuse it; what senders say has bounds below that.
+        InvariantBroken: readers would refuse the header; what senders say has bounds below that.
     """
     header = _encoder.encode(message)
     size = len(header)
@@ -80,12 +80,12 @@ def encode(message: Message, payload_bytes: int = 0, kind: int = FRAME) -> bytes
 
 
 def signal(kind: int, count: int) -> bytes:
-    """A PUT or TAKEN of `count` bytes."""
+    """Return a PUT or TAKEN signal of `count` bytes."""
     return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, 0, count)
 
 
 def other_version(them: str, version: int, us: str) -> str:
-    """What to tell the user of two nodes that cannot understand each other."""
+    """Return the text for the user of two nodes with different protocol versions."""
     older = them if version < PROTOCOL_VERSION else us
     return (
         f"{them} speaks protocol version {version}, and {us} {PROTOCOL_VERSION}: install a newer "
@@ -94,7 +94,7 @@ def other_version(them: str, version: int, us: str) -> str:
 
 
 def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int, int, int]:
-    """(kind, header, padding, payload bytes) from the prefix of the frame at `start`."""
+    """Return (kind, header, padding, payload bytes) from the prefix of the frame at `start`."""
     magic, version, kind, padding, header_bytes, payload_bytes = PREFIX.unpack_from(data, start)
     if magic != MAGIC:
         raise BadMagic(f"a frame begins with {magic!r}, not {MAGIC!r}: is the peer a Shoal node?")
@@ -111,12 +111,16 @@ def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int, int
 
 
 def decode_greeting(header: memoryview | bytes, sender: Literal["caller", "listener"]) -> Message:
-    """A message of the handshake: of a peer that has proved nothing, no other is decoded."""
+    """Decode a message of the handshake: a peer that has proved nothing may send no other."""
     return decode(header, _decoders[sender])
 
 
 def decode(header: memoryview | bytes, decoder: msgspec.msgpack.Decoder[Any] = _decoder) -> Message:
-    """The message in a header. Every malformed one is a BadMessage; nothing is executed."""
+    """Decode the message in a header, without executing anything.
+
+    Raises:
+        BadMessage: the message is malformed.
+    """
     try:
         message: Message = decoder.decode(header)
     except (msgspec.MsgspecError, ShoalError, ValueError, RecursionError) as error:
@@ -125,6 +129,6 @@ def decode(header: memoryview | bytes, decoder: msgspec.msgpack.Decoder[Any] = _
 
 
 def message_of(frame: memoryview | bytes) -> Message:
-    """The message in the beginning of a frame: prefix and header."""
+    """Decode the message at the beginning of a frame, from its prefix and header."""
     _, header_bytes, _, _ = read_prefix(frame)
     return decode(frame[PREFIX.size : PREFIX.size + header_bytes])

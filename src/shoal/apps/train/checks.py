@@ -15,9 +15,9 @@ from shoal.strategies import Strategy, StrategyOptions, strategies
 
 def check_job(job: JobSpec) -> None:
     """Refuse options that contradict each other or the strategy. Imports no torch."""
-    traits = strategies[job.strategy]
-    if job.redundancy > 1 and not traits.takes_copies:
-        usable = ", ".join(name for name in strategies if strategies[name].takes_copies)
+    traits = strategies[job.strategy].traits
+    if job.redundancy > 1 and not traits.allows_redundancy:
+        usable = ", ".join(name for name in strategies if strategies[name].traits.allows_redundancy)
         raise InvalidValue(
             f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
             f"{job.redundancy} (these can: {usable})"
@@ -28,9 +28,10 @@ def check_job(job: JobSpec) -> None:
             "--collective gloo"
         )
     strategy = check_strategy(job.strategy, job.strategy_options(updates=1), job)
-    settings = strategy.settings
     if job.on_worker_loss == "reassign" and (
-        traits.on_workers or traits.repeats or getattr(settings, "quorum", False)
+        traits.optimizer_on_workers
+        or traits.replicates_batches
+        or strategy.traits.skips_closed_rounds
     ):
         raise InvalidValue(
             f"on_worker_loss 'reassign' counts one batch a clock, and strategy {job.strategy!r} "
@@ -56,7 +57,7 @@ def check_strategy(name: str, options: StrategyOptions, run: FaultTolerantRun) -
         UnknownName: no such strategy, or no such setting
         InvalidValue: a setting out of its range, or what the strategy cannot do
     """
-    uses_servers = strategies[name].with_servers(options.settings)
+    uses_servers = strategies[name].traits_with(options.settings).uses_servers
     for asked, what in (
         (
             run.checkpoint_every_s > 0,

@@ -214,7 +214,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
 
 def closes(job: JobSpec) -> bool:
     """Whether rounds close, so that a worker's push counts on all servers or on none."""
-    return strategies[job.strategy].in_step or job.apply_at == "round_end"
+    return strategies[job.strategy].traits.in_step or job.apply_at == "round_end"
 
 
 def train(

@@ -49,7 +49,7 @@ class Progress:
         # Workers in step evaluate at the same steps, so the period has to be the same for all.
         longest = -(-len(dataset.train_y) * spec.redundancy // (spec.workers * spec.worker_batch))
         self._every = spec.eval_every or max(
-            1, (longest if strategy.in_step else len(setup.batches)) // EVALUATIONS_AN_EPOCH
+            1, (longest if strategy.traits.in_step else len(setup.batches)) // EVALUATIONS_AN_EPOCH
         )
         self._test = dataset.transform(dataset.test_x, dataset.test_y)
         self._samples = 0.0
@@ -101,7 +101,7 @@ class Progress:
     def exchanged(self) -> None:
         """The clock may have moved: perhaps to a checkpoint's, with which goes a worker's state."""
         client, strategy = self._client, self._strategy
-        clock = client.clock if strategy.uses_servers else strategy.clock
+        clock = client.clock if strategy.traits.uses_servers else strategy.clock
         if self._passed + clock != self.clock:
             self.clock, self._since = self._passed + clock, 0
         if self._states is not None:
@@ -139,7 +139,7 @@ class Progress:
             "accuracy": accuracy,
             "loss": loss,
             "best_accuracy": max(accuracy, self._best),
-            "between_exchanges": self._strategy.in_step and self._since > 0,
+            "between_exchanges": self._strategy.traits.in_step and self._since > 0,
             "train_loss": float(np.mean(self._losses[-20:])) if self._losses else None,
             "samples": int(self._samples),
             "steps": self._steps,

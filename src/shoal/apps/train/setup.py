@@ -163,7 +163,7 @@ def updates_of(spec: JobSpec, splits: list[Any], kind: type[Strategy]) -> int:
     """How many updates the parameters will see: one a round, or one a push."""
     batches = [-(-len(split) // spec.worker_batch) for split in splits]
     steps = [spec.max_steps or spec.epochs * each for each in batches]
-    if kind.in_step or kind.on_workers:
+    if kind.traits.in_step or kind.traits.optimizer_on_workers:
         return max(steps)
     period = max(1, kind(spec.strategy_options(1)).period(0))
     return sum(-(-each // period) for each in steps)
@@ -203,4 +203,4 @@ def splits_of(spec: JobSpec, dataset: Dataset) -> list[Any]:
 
 def copies_of(spec: JobSpec) -> int:
     """How many workers of consecutive ranks have the same batches."""
-    return spec.redundancy if strategies[spec.strategy].repeats else 1
+    return spec.redundancy if strategies[spec.strategy].traits.replicates_batches else 1

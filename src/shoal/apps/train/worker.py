@@ -70,10 +70,10 @@ def run_worker(
     )
     log = EventLog(paths.events, f"worker-{rank}", started_at)
     with Client(scheduler, options) as client:
-        if not strategy.uses_servers and spec.collective == "gloo":
+        if not strategy.traits.uses_servers and spec.collective == "gloo":
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         clocks = CheckpointClocks(spec.checkpoint_every)
-        alone, kept = not strategy.uses_servers, spec.keep_checkpoints
+        alone, kept = not strategy.traits.uses_servers, spec.keep_checkpoints
         states = WorkerStates(paths.checkpoints, rank, clocks, passed, alone, kept, client.run)
         epochs_before = epochs_of(spec.resume) if passed else 0
         done = _take_up(setup, rank, passed, epochs_before, client.clock) if passed else None
@@ -113,7 +113,7 @@ def _take_up(setup: WorkerSetup, rank: int, passed: int, epochs_before: int, clo
     """
     spec, strategy = setup.spec, setup.strategy
     resumed = RunFolder(Path(spec.resume)).checkpoints
-    states = WorkerStates(resumed, rank, CheckpointClocks(), alone=not strategy.uses_servers)
+    states = WorkerStates(resumed, rank, CheckpointClocks(), alone=not strategy.traits.uses_servers)
     state = states.take_up(passed, setup.model.module)
     if state is None:
         log_to.info(

@@ -69,7 +69,7 @@ def norm_for(strategy: Strategy, clip_norm: float | None) -> float | None:
         return None
     if not clip_norm > 0:
         raise InvalidValue(f"clip_norm is a number above 0, not {clip_norm}")
-    if strategy.options.workers > 1 and not strategy.on_workers:
+    if strategy.options.workers > 1 and not strategy.traits.optimizer_on_workers:
         raise InvalidValue(
             f"strategy {strategy.name!r} averages gradients on servers, each of its own rows, so "
             "that no worker has the mean gradient for clip_norm. Use strategy 'allreduce', or clip "

@@ -41,12 +41,12 @@ class SharedTraining:
     @property
     def in_step(self) -> bool:
         """Whether all workers take part in each exchange, without servers that would miss one."""
-        return bool(self.strategy.in_step and not self.strategy.uses_servers)
+        return bool(self.strategy.traits.in_step and not self.strategy.traits.uses_servers)
 
     def begin(self) -> Generator[Any, Any, None]:
         """Compare what all have, declare the tables, and spread parameters and state."""
         context, client = self.context, self.context.client
-        if not self.strategy.uses_servers:
+        if not self.strategy.traits.uses_servers:
             name, settings = self.strategy.name, self.strategy.options.settings
             told = described(self.inner, self.model, name, settings)
             yield from agree(told, client.rank, self._ranks())
@@ -70,7 +70,7 @@ class SharedTraining:
         yield from self.strategy.settle(self.model)
         if self.in_step:
             steps = yield from self.accompany()
-            if self.strategy.sends_gradients:
+            if self.strategy.traits.sends_gradients:
                 yield from self._catch_up(steps)
         yield from self.others.unify(self._writes)
 
@@ -124,7 +124,7 @@ class SharedTraining:
             return -1  # this worker replaces another, and they are trained already
         if not context.resumed_at:
             return context.rank
-        if not self.strategy.uses_servers:
+        if not self.strategy.traits.uses_servers:
             raise UsageError(
                 f"strategy {self.strategy.name!r} keeps its parameters on workers, so that the "
                 "checkpoint from which this run resumes has none; start a new run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from inspect import signature
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -136,7 +136,7 @@ class Optimizer(torch.optim.Optimizer):
             nonfinite=nonfinite,
             **chosen,
         )
-        self._strategy = made = cast(Any, kind(options))
+        self._strategy = made = kind(options)
         self._state = states.state_of(inner, self._model, made, of_buffers)
         made.check_losses(self._context.on_worker_loss, self._context.client.options.on_timeout)
         self._clip_norm = norm_for(made, clip_norm)

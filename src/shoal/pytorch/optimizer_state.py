@@ -13,15 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, UsageError
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.pytorch.spreading import spread
-from shoal.strategies.allreduce import AllReduceSGD
-from shoal.strategies.base import Program
-from shoal.strategies.elastic import EASGD
-from shoal.strategies.local_updates import LocalUpdates
-from shoal.strategies.p2p import PeerToPeer
-from shoal.strategies.servers import OptimizerState, ServerStrategy
+from shoal.strategies.base import Program, Strategy
+from shoal.strategies.servers import OptimizerState, StateInTables
 from shoal.tables.access import AccessMethod
 from shoal.tables.dense.methods import make
 from shoal.tables.spec import Access
@@ -128,7 +124,7 @@ class StateOnServers:
         self,
         inner: torch.optim.Optimizer,
         flat: FlatParams,
-        strategy: ServerStrategy,
+        strategy: StateInTables,
         accesses: Mapping[str, AccessMethod],
     ) -> None:
         self._inner = inner
@@ -173,7 +169,7 @@ class StateOnWorkers:
         self,
         inner: torch.optim.Optimizer,
         flat: FlatParams,
-        strategy: AllReduceSGD | LocalUpdates | EASGD | PeerToPeer,
+        strategy: Strategy,
         one_for_all: bool,
     ) -> None:
         self._inner = inner
@@ -212,11 +208,16 @@ class StateOnWorkers:
 def state_of(
     inner: torch.optim.Optimizer,
     flat: FlatParams,
-    strategy: Any,
+    strategy: Strategy,
     accesses: Mapping[str, Access],
 ) -> StateOnServers | StateOnWorkers:
     """Where the state of an optimizer is, by the strategy; `accesses`: by buffer, of servers."""
     if strategy.traits.optimizer_on_workers:
         return StateOnWorkers(inner, flat, strategy, one_for_all=strategy.traits.sends_gradients)
+    if not isinstance(strategy, StateInTables):
+        raise UsageError(
+            f"strategy {strategy.name!r} has its optimizer on servers, and no read_state or "
+            "write_state: shoal.Optimizer cannot show, load or save its state"
+        )
     methods = {buffer: make(access) for buffer, access in accesses.items()}
     return StateOnServers(inner, flat, strategy, methods)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shoal.collective.base import AllReduce
 from shoal.protocol.requests import EnterBarrier
@@ -50,6 +50,18 @@ class Mean:
     absent: Numbers
     flagged: float
     rates: Mapping[str, float]
+
+
+@runtime_checkable
+class AveragesGradients(Protocol):
+    """A strategy that averages gradients over the workers apart from a step.
+
+    `shoal.Optimizer` needs it for torch's optimizers that evaluate the loss in each step.
+    """
+
+    def average(self, model: Model, weight: float) -> Generator[Any, Any, Mean]:
+        """Replace the gradients by their weighted mean over the workers."""
+        ...
 
 
 class WeightedMean:

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import nan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from shoal.errors import InvalidValue, RoundClosed, UsageError
 from shoal.keys import KeyRange
@@ -48,6 +48,31 @@ class OptimizerState:
 
     updates: list[int]
     slots: dict[str, Tensor]
+
+
+@runtime_checkable
+class StateInTables(Protocol):
+    """A strategy whose optimizer's state is in tables on servers, as `shoal.Optimizer` needs it."""
+
+    def begin(
+        self,
+        model: Model,
+        rank: int,
+        clock: int = 0,
+        states: Mapping[str, OptimizerState] | None = None,
+    ) -> Program:
+        """Begin as `Strategy.begin` says, with the optimizer's state of rank 0, by buffer."""
+        ...
+
+    def read_state(self, model: Model) -> Generator[Any, Any, dict[str, OptimizerState]]:
+        """Return copies of the optimizer's state, by buffer."""
+        ...
+
+    def write_state(
+        self, model: Model, states: Mapping[str, OptimizerState], writes: bool
+    ) -> Program:
+        """Replace the parameters and the state by those of the worker that `writes`."""
+        ...
 
 
 class ServerStrategy(Strategy):

@@ -16,6 +16,8 @@ from shoal.pytorch.loop.agreement import agree, check_tables, described
 from shoal.pytorch.loop.loop_model import LoopModel
 from shoal.pytorch.loop.module_state import ModuleState
 from shoal.pytorch.optimizer_state import StateOnServers, StateOnWorkers
+from shoal.strategies.base import Strategy
+from shoal.strategies.reduction import AveragesGradients
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class SharedTraining:
     context: Context
     inner: torch.optim.Optimizer
     model: LoopModel
-    strategy: Any
+    strategy: Strategy
     state: StateOnServers | StateOnWorkers
     others: ModuleState
 
@@ -76,8 +78,11 @@ class SharedTraining:
 
     def averaged(self, loss: torch.Tensor, weight: float) -> Generator[Any, Any, float]:
         """Replace the gradients by their mean over the workers; return the mean of the loss."""
+        strategy = self.strategy
+        if not isinstance(strategy, AveragesGradients):
+            raise UsageError(f"strategy {strategy.name!r} has no `average`: use 'allreduce'")
         self.model.collect()
-        mean = yield from self.strategy.average(self.model, weight)
+        mean = yield from strategy.average(self.model, weight)
         self.model.attach_grads(mean.absent)
         total = loss * weight
         yield AllReduce(total, mean=True)

@@ -30,7 +30,7 @@ x, y = (
 model = nn.Sequential(
     nn.Linear(784, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 10)
 )
-params, began = shoal.FlatParams(model.parameters()), time.monotonic()
+params, began = shoal.pytorch.FlatParams(model.parameters()), time.monotonic()
 
 with shoal.connect(sys.argv[1], group=f"beside-{os.getpid()}") as client:
     running = True

@@ -10,7 +10,7 @@ client.create_table(shoal.TableSpec("counts", rows=10_000))  # access method `su
 
 whole = client.push("counts", torch.ones(10_000))
 some = client.push("counts", torch.full((4,), float(context.rank)), [3, 1, 4, 9999])
-mine = client.pull("counts", shoal.KeyRange(0, 5), after=[whole, some]).wait()
+mine = client.pull("counts", shoal.tables.KeyRange(0, 5), after=[whole, some]).wait()
 assert (mine >= 1).all()  # its own pushes are in what a worker reads
 
 client.barrier("everybody has pushed")

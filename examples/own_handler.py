@@ -25,7 +25,7 @@ class Baskets:
 
     def save(self):  # with these two it has replicas, and a checkpoint has what is in it
         keys = sorted(self.rows)
-        return shoal.Pairs.of(np.array(keys, np.uint64), [self.rows[k] for k in keys], "int64")
+        return shoal.tables.Pairs.of(np.array(keys, np.uint64), [self.rows[k] for k in keys], "int64")
 
     def load(self, pairs):
         self.rows |= {key: items.tolist() for key, items in pairs}
@@ -37,7 +37,7 @@ shoal.handler("baskets", Baskets)
 def main() -> None:
     context = shoal.init()
     client = context.client
-    access = shoal.Access("baskets")
+    access = shoal.tables.Access("baskets")
     client.create_table(shoal.TableSpec("baskets", kind="custom", dtype="int64", access=access))
     mine = np.array([7, 1 << 60], np.uint64) + np.uint64(context.rank)  # keys are sorted
     client.push("baskets", torch.tensor([10, 11, 12, 20]), mine, lens=[3, 1]).wait()

@@ -23,7 +23,7 @@ shoal.access_method("fading", fading, state=lambda width: width + 1, options=opt
 def main() -> None:
     context = shoal.init()
     client = context.client
-    access = shoal.Access("fading", {"lr": 0.5})
+    access = shoal.tables.Access("fading", {"lr": 0.5})
     client.create_table(shoal.TableSpec("rows", row_shape=(4,), kind="sparse", access=access))
     keys = np.array([3, 1 << 60, 7], np.uint64)
     gradients = torch.tensor([[1.0, -1.0, 2.0, -2.0]]).repeat(3, 1)

@@ -11,7 +11,7 @@ import shoal
 
 ROOT = Path(shoal.__file__).parent
 LEVELS = [
-    {"errors", "extras", "keys", "registry", "factories", "ownership"},
+    {"errors", "extras", "keys", "lazy", "registry", "factories", "ownership"},
     {"tables", "codecs"},
     {"protocol"},
     {"transport", "collective", "storage", "data"},
@@ -137,6 +137,10 @@ def module_graph() -> dict[str, set[str]]:
 
 
 FOLDERS = sorted({module_name(path / "__init__.py") for path in {each.parent for each in MODULES}})
+
+
+def test_imports_have_no_circle():
+    assert components(module_graph()) == []
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

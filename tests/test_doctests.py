@@ -7,6 +7,10 @@ from importlib import import_module
 import pytest
 
 import shoal
+import shoal.client
+import shoal.pytorch
+import shoal.reports
+import shoal.tables
 from shoal.client.context import joined
 
 MODULES = ["shoal", *(found.name for found in pkgutil.walk_packages(shoal.__path__, "shoal."))]
@@ -39,11 +43,18 @@ def test_doctest_modules_are_found():
     assert doctest.testmod(import_module("shoal.keys")).attempted >= 4
 
 
-@pytest.mark.parametrize("name", shoal.__all__)
+PUBLIC = {
+    f"{package.__name__}.{name}": getattr(package, name)
+    for package in (shoal, shoal.client, shoal.pytorch, shoal.reports, shoal.tables)
+    for name in package.__all__
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_has_a_docstring_with_an_example(name):
-    public = getattr(shoal, name)
+    public = PUBLIC[name]
     docs = public.__doc__ or ""
     assert docs.split("\n")[0].rstrip().endswith((".", ":")), "one line that says what it does"
-    if name != "nn":
+    if name != "shoal.nn":
         assert "Example:\n" in docs
         assert ">>> " in docs

@@ -2,101 +2,72 @@
 
 Servers hold sharded tables; workers pull rows, compute and push updates. Consistency ranges from
 bulk synchronous through bounded staleness to asynchronous. The names in `__all__` are the public
-API. They are imported on first use, so that programs that need no torch start without it.
+API, with those of `shoal.tables`, `shoal.client`, `shoal.pytorch`, `shoal.reports` and
+`shoal.errors`. They are imported on first use: programs that need no torch start without it.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.lazy import public
 
 if TYPE_CHECKING:
     from shoal import ctr, nn, word2vec
     from shoal.apps.compare.command import compare
     from shoal.apps.train.command import TrainResult, train
+    from shoal.client.all_reduce import all_reduce
     from shoal.client.client import Client
     from shoal.client.connect import connect
-    from shoal.client.context import Context
-    from shoal.client.leases import Lease, leases
+    from shoal.client.leases import leases
     from shoal.client.log import log
     from shoal.client.row_cache import RowCache
     from shoal.data.sampler import Sampler
     from shoal.engines.joining import init
-    from shoal.keys import KeyRange
-    from shoal.node.future import Future
     from shoal.pytorch.clipping import clip_grad_norm_
-    from shoal.pytorch.flat_parameters import FlatParams
     from shoal.pytorch.loop.module_state import broadcast
     from shoal.pytorch.optimizer import Optimizer
     from shoal.pytorch.saving import load, save
-    from shoal.pytorch.table_state import TableState
-    from shoal.reports.comparison import CellRuns, ComparedRuns, load_comparison
-    from shoal.reports.curves import Curves, Point
     from shoal.reports.events import Run, load_run
-    from shoal.tables.consistency import Consistency, Cover, Quorum, asp, bsp, ssp
-    from shoal.tables.custom.calls import Pairs
+    from shoal.tables.consistency import asp, bsp, ssp
     from shoal.tables.custom.shard import handler
-    from shoal.tables.init import Init
     from shoal.tables.sparse.user_methods import access_method
-    from shoal.tables.spec import Access, Span, TableSpec
+    from shoal.tables.spec import TableSpec
 
-_NAMES = {  # by the module that has them
+_HOMES = {
     "shoal.apps.compare.command": "compare",
     "shoal.apps.train.command": "TrainResult train",
+    "shoal.client.all_reduce": "all_reduce",
     "shoal.client.client": "Client",
     "shoal.client.connect": "connect",
-    "shoal.client.context": "Context",
-    "shoal.client.leases": "Lease leases",
+    "shoal.client.leases": "leases",
     "shoal.client.log": "log",
     "shoal.client.row_cache": "RowCache",
+    "shoal.ctr": "",
     "shoal.data.sampler": "Sampler",
     "shoal.engines.joining": "init",
-    "shoal.keys": "KeyRange",
-    "shoal.node.future": "Future",
+    "shoal.nn": "",
     "shoal.pytorch.clipping": "clip_grad_norm_",
-    "shoal.pytorch.flat_parameters": "FlatParams",
     "shoal.pytorch.loop.module_state": "broadcast",
     "shoal.pytorch.optimizer": "Optimizer",
     "shoal.pytorch.saving": "load save",
-    "shoal.pytorch.table_state": "TableState",
-    "shoal.reports.comparison": "CellRuns ComparedRuns load_comparison",
-    "shoal.reports.curves": "Curves Point",
     "shoal.reports.events": "Run load_run",
-    "shoal.tables.custom.calls": "Pairs",
+    "shoal.tables.consistency": "asp bsp ssp",
     "shoal.tables.custom.shard": "handler",
     "shoal.tables.sparse.user_methods": "access_method",
-    "shoal.tables.init": "Init",
-    "shoal.tables.consistency": "Consistency Cover Quorum asp bsp ssp",
-    "shoal.tables.spec": "Access Span TableSpec",
+    "shoal.tables.spec": "TableSpec",
+    "shoal.word2vec": "",
 }
-_MODULES = ("ctr", "nn", "word2vec")
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [
-    "Access",
-    "CellRuns",
     "Client",
-    "ComparedRuns",
-    "Consistency",
-    "Context",
-    "Cover",
-    "Curves",
-    "FlatParams",
-    "Future",
-    "Init",
-    "KeyRange",
-    "Lease",
     "Optimizer",
-    "Pairs",
-    "Point",
-    "Quorum",
     "RowCache",
     "Run",
     "Sampler",
-    "Span",
     "TableSpec",
-    "TableState",
     "TrainResult",
     "access_method",
+    "all_reduce",
     "asp",
     "broadcast",
     "bsp",
@@ -108,7 +79,6 @@ __all__ = [
     "init",
     "leases",
     "load",
-    "load_comparison",
     "load_run",
     "log",
     "nn",
@@ -118,14 +88,4 @@ __all__ = [
     "word2vec",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"shoal.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = public(__name__, _HOMES)

@@ -34,7 +34,7 @@ def compared(tmp_path_factory):
 def test_cells_run_on_real_processes(compared):
     table = {row["cell"]: row for row in compared["table"]}
     assert table.keys() == {"sync", "allreduce", "ssp"}
-    found = shoal.load_comparison(compared["comparison"])
+    found = shoal.reports.load_comparison(compared["comparison"])
     assert found.unlike_weights() == []
     assert table["sync"]["accuracy"] == pytest.approx(table["allreduce"]["accuracy"], abs=0.01)
     for row in table.values():

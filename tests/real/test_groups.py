@@ -300,11 +300,11 @@ def test_two_groups_train_one_model(run):
             model(torch.ones(1, 3)).sum().backward()
             step.step()
         assert torch.allclose(mine.weight, theirs.weight - 0.1)  # a step of each
-        params = shoal.FlatParams(theirs.parameters())
+        params = shoal.pytorch.FlatParams(theirs.parameters())
         params.pull(guest)
         assert torch.equal(mine.weight, theirs.weight)
         with pytest.raises(InvalidValue, match="do not fit"):
-            shoal.FlatParams(torch.nn.Linear(30, 1).parameters()).pull(guest)
+            shoal.pytorch.FlatParams(torch.nn.Linear(30, 1).parameters()).pull(guest)
 
 
 def test_a_table_that_servers_cannot_open_is_refused_and_ends_nobody(run):

@@ -105,7 +105,7 @@ def client(tmp_path):
     with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
         address = start_cluster(engine, 1, 1)
         with shoal.connect(address) as client:
-            client.create_table(shoal.TableSpec("w", 2, access=shoal.Access("sum")))
+            client.create_table(shoal.TableSpec("w", 2, access=shoal.tables.Access("sum")))
             yield client
 
 

@@ -23,7 +23,8 @@ METHOD = """
 
     def main():
         context = shoal.init()
-        spec = shoal.TableSpec("t", row_shape=(2,), kind="sparse", access=shoal.Access("{name}"))
+        access = shoal.tables.Access("{name}")
+        spec = shoal.TableSpec("t", row_shape=(2,), kind="sparse", access=access)
         context.client.create_table(spec)
         keys = torch.tensor([5], dtype=torch.uint64)
         print(context.client.push_pull("t", torch.full((1, 2), 8.0), keys).wait().tolist())

@@ -18,9 +18,9 @@ from shoal.keys import KeyRange
 ROWS, STEPS = 12_000, 24
 RATE = {"schedule": "exponential", "schedule_gamma": 0.9}
 METHODS = {
-    "adam": shoal.Access("adam", {"lr": 0.01}),
-    "in pieces": shoal.Access("adam", {"lr": 0.01}),
-    "scheduled": shoal.Access("sgd", {"lr": 0.1, "momentum": 0.9, **RATE}),
+    "adam": shoal.tables.Access("adam", {"lr": 0.01}),
+    "in pieces": shoal.tables.Access("adam", {"lr": 0.01}),
+    "scheduled": shoal.tables.Access("sgd", {"lr": 0.1, "momentum": 0.9, **RATE}),
 }
 
 with shoal.init() as context:

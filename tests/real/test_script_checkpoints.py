@@ -48,7 +48,7 @@ def wait_for_a_checkpoint():
 
 with shoal.init() as context:
     client = context.client
-    rule = {"access": shoal.Access("sum"), "merge": "sum", "consistency": shoal.bsp()}
+    rule = {"access": shoal.tables.Access("sum"), "merge": "sum", "consistency": shoal.bsp()}
     client.create_table(shoal.TableSpec("done", 60, **rule))
     for epoch, batch in shoal.leases(epochs=2, batches=30):
         if batch is not None:

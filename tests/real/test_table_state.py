@@ -46,30 +46,30 @@ def both(clients, call):
 
 def test_a_distributed_checkpoint_restores_the_rows(clients, tmp_path):
     for name, rows in (("w", 5), ("v", 3)):
-        spec = shoal.TableSpec(name, rows, (2,), access=shoal.Access("sgd", {"lr": 1.0}))
+        spec = shoal.TableSpec(name, rows, (2,), access=shoal.tables.Access("sgd", {"lr": 1.0}))
         for each in clients.values():
             each.create_table(spec)
     clients[0].push("w", torch.arange(10.0).view(5, 2)).wait()
     clients[0].push("v", torch.ones(3, 2)).wait()
-    tables = shoal.TableState("w", "v", client=clients[0])
+    tables = shoal.pytorch.TableState("w", "v", client=clients[0])
     assert isinstance(tables, Stateful)
     before = tables.state_dict()
     dcp.save({"tables": tables}, checkpoint_id=tmp_path / "saved", no_dist=True)
     clients[1].push("w", torch.ones(5, 2)).wait()
 
     def load(client):
-        state = {"tables": shoal.TableState("w", "v", client=client)}
+        state = {"tables": shoal.pytorch.TableState("w", "v", client=client)}
         dcp.load(state, checkpoint_id=tmp_path / "saved", no_dist=True)
 
     both(clients, load)
-    after = shoal.TableState("w", "v", client=clients[1]).state_dict()
+    after = shoal.pytorch.TableState("w", "v", client=clients[1]).state_dict()
     assert before.keys() == after.keys() == {"w", "v"}
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_table_state_of_a_sparse_table_is_refused(clients):
-    clients[0].create_table(shoal.TableSpec("s", kind="sparse", access=shoal.Access("sum")))
+    clients[0].create_table(shoal.TableSpec("s", kind="sparse", access=shoal.tables.Access("sum")))
     with pytest.raises(InvalidValue, match="table 's' is sparse: only its servers know its rows"):
-        shoal.TableState("s", client=clients[0])
+        shoal.pytorch.TableState("s", client=clients[0])
     with pytest.raises(InvalidValue, match="no table 'x'"):
-        shoal.TableState("x", client=clients[0])
+        shoal.pytorch.TableState("x", client=clients[0])

@@ -93,7 +93,7 @@ class Operations:
         Example:
             >>> import shoal
             >>> client = shoal.init().client
-            >>> adam = shoal.Access("adam", {"lr": 0.001})
+            >>> adam = shoal.tables.Access("adam", {"lr": 0.001})
             >>> client.create_table(shoal.TableSpec("docs/weights", 10, access=adam)).rows
             10
         """
@@ -178,7 +178,7 @@ class Operations:
         Example:
             >>> import shoal, torch
             >>> client = shoal.init().client
-            >>> init = shoal.Init("constant", 2.0)
+            >>> init = shoal.tables.Init("constant", 2.0)
             >>> spec = client.create_table(shoal.TableSpec("docs/pull", 3, (2,), init=init))
             >>> client.pull("docs/pull", keys=[2, 0]).wait()
             tensor([[2., 2.],

@@ -1,8 +1,7 @@
 """Decoded arrays in the cache folder: a file is decompressed once, not by every process.
 
-Unpacking MNIST takes half a second of every worker's start; to check and map the
-unpacked array takes some milliseconds, and all processes of a machine then share one copy in
-memory.
+Unpacking MNIST takes half a second of every worker's start; to check and map the unpacked array
+takes some milliseconds, and all processes of a machine then share one copy in memory.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ log = logging.getLogger("shoal.data")
 def kept(
     folder: Path, source: Path, decode: Callable[[Path], npt.NDArray[Any]]
 ) -> npt.NDArray[Any]:
-    """`decode(source)`, the array in a file; from the cache `folder` if that has it.
+    """Return `decode(source)`, the array in a file; from the cache `folder` if that has it.
 
     The key is the source's path, size and time of change: an edited file is decoded again, and its
-    old array removed. A file of the cache has its checksum in its name, and one that differs is
-    decoded again, too: the source is at hand. A cache that cannot be written or read, or in which
-    another user can write, is not used: it only saves time. The array is writable, but writing to
-    it changes no file.
+    old array removed. A file of the cache has its checksum in its name; if it differs, the source
+    is decoded again. A cache that cannot be written or read, or in which another user can write, is
+    not used: it only saves time. The array is writable, but writing to it changes no file.
     """
     status = source.stat()
     if status.st_size < SMALLEST_BYTES or not _is_private(folder):
@@ -71,7 +69,7 @@ def kept(
 
 @cache
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else can change what is in the cache; says so once where that is not so."""
+    """Return whether only this user can change the cache; log a warning once if not."""
     try:
         private_folder(folder)
     except (NotTrusted, OSError) as error:
@@ -81,7 +79,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _header(array: npt.NDArray[Any]) -> bytes:
-    """What a .npy file has before the values in C order; np.save writes the same."""
+    """Return the header of a .npy file with values in C order, as np.save writes it."""
     header, fields = BytesIO(), np.lib.format.header_data_from_array_1_0(array)
     np.lib.format.write_array_header_1_0(header, {**fields, "fortran_order": False})
     return header.getvalue()

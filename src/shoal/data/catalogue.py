@@ -1,4 +1,4 @@
-"""The data sets that can be named. Importable without torch: names are checked before a run."""
+"""The data sets by name; importable without torch, as names are checked before a run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CSV_SUFFIXES = (".csv", ".csv.gz")
 class DatasetSource:
     """A data set that can be loaded, and the model that suits it by name.
 
-    loader:  "module:function", imported when it is needed; it is called with the folders to look
-             in, and before these with the path of the file where the name has one
+    loader:  the "module:function" that is imported when it is needed; it is called with the path of
+             the file, if the name has one, and with the folders to look in
     """
 
     name: str
@@ -34,7 +34,7 @@ class DatasetSource:
     def load(self, data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
         """Find the files, or download them unless `offline`, and read them.
 
-        data_dirs: as from `places.search_path`
+        data_dirs: the folders to look in, as from `places.search_path`
         """
         where = (self.path, data_dirs) if self.path else (data_dirs,)
         loaded: Dataset = resolve_name(self.loader)(*where, seed, offline=offline)
@@ -56,7 +56,7 @@ for _name, _summary, _function, _model in (
 
 
 def find_source(name: str) -> DatasetSource:
-    """The source that `name` means; `csv:PATH`, or a path to a .csv file, makes one for that file.
+    """Return the source that `name` means; make one for `csv:PATH` or the path of a .csv file.
 
     Raises:
         UnknownName: no data set is called so; the text lists the known ones.

@@ -6,9 +6,9 @@
     cifar10-jpeg   the same training images from a tar of JPEGs (lossy)
     csv:PATH       a numeric CSV file whose last column is the class
 
-Samples keep the dtype that they are stored in (images are bytes); `Dataset.transform` makes a batch
-of them what a model eats. Every worker process loads the data when it starts, so loading has to be
-quick: what takes long to decode is kept decoded in the cache folder, and mapped from there.
+Samples keep the dtype that they are stored in (images are bytes); `Dataset.transform` turns a
+batch of them into a model's input. Every worker process loads the data when it starts, so loading
+has to be quick: arrays that take long to decode are kept in the cache folder, and mapped.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Dataset:
     """Training and test samples.
 
     `x` has shape (n, ...) in its stored dtype, `y` shape (n,) int64 with 0 <= y < classes, and
-    `transform(x, y)` of a batch is what a model is given. The tensors may be mapped from a file:
-    a change to them stays in this process.
+    `transform(x, y)` turns a batch into a model's input. The tensors may be mapped from a file: a
+    change to them stays in this process.
     """
 
     name: str
@@ -80,12 +80,12 @@ class Dataset:
 
 
 def _places(data_dirs: Sequence[Path], *names: str) -> list[Path]:
-    """The folders that are looked in: each of `data_dirs` and its sub-folders of these names."""
+    """Return the folders to look in: each of `data_dirs` and its sub-folders of these names."""
     return [place for folder in data_dirs for place in (folder, *(folder / name for name in names))]
 
 
 def _present(place: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Which of the files are in the folder, plain (preferred, it is quicker) or gzip."""
+    """Return those of the files that are in the folder, plain (preferred, quicker) or gzip."""
     found = {}
     for name in names:
         for path in (place / name, place / f"{name}.gz"):
@@ -96,10 +96,13 @@ def _present(place: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def _find(places: Sequence[Path], *choices: Sequence[str]) -> dict[str, Path] | None:
-    """The files of the first of the `choices` that is whole in the first folder that has any.
+    """Return the files of the first whole one of `choices`, in the first folder with any file.
 
-    A folder that has only a part is what the user meant, and damaged: going on to the next would
-    train on other data than were asked for.
+    A folder that has only a part is what the user meant, and damaged: the next folder could have
+    other data than were asked for.
+
+    Raises:
+        DataMissing: the folder has only a part.
     """
     for place in places:
         parts = [(found, names) for names in choices if (found := _present(place, names))]
@@ -131,7 +134,7 @@ def _missing(
 
 
 def _decoded(cache: Path, path: Path, read: Callable[[Path], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """`read(path)`, through the cache where reading is more than copying."""
+    """Return `read(path)`, through the cache if reading is more than copying."""
     if path.suffix not in (".gz", ".tar"):
         return read(path)
     return kept(cache, path, read)
@@ -188,7 +191,7 @@ def load_mnist(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = Fals
 
 
 def _published(path: Path) -> Path:
-    """A file in the cache; one that was downloaded is the published one.
+    """Check that a file in the cache is the published one, if it is a .gz file; return it.
 
     Raises:
         DataCorrupt: it is not
@@ -301,7 +304,7 @@ def load_csv(
 def holdout(
     labels: npt.NDArray[np.int64], fraction: float, seed: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(training, test) indices in ascending order: of each class, `fraction` at random for test."""
+    """Return (training, test) indices, ascending; a random `fraction` of each class is for test."""
     if seed < 0:
         raise InvalidValue(f"seed {seed} must be >= 0")
     generator = np.random.default_rng(seed)

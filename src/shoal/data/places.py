@@ -1,4 +1,4 @@
-"""Where data sets are looked for. Importable without torch: the command line asks it first."""
+"""The folders in which data sets are looked for; importable without torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.ownership import cache_folder
 
 
 def search_path(explicit: Path | None, env: Mapping[str, str]) -> list[Path]:
-    """The folders to look for data in, first to last; the last is the cache.
+    """Return the folders to look for data in, first to last; the last is the cache.
 
     `explicit` (--data-dir), then SHOAL_DATA, then $XDG_CACHE_HOME/shoal or ~/.cache/shoal. In each,
     a data set's files may lie in the folder itself or in its sub-folder of the data set's name.

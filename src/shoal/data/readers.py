@@ -2,9 +2,9 @@
 
 Every reader takes plain or gzip files (told by content, not by name), checks all that the format
 lets it check, and raises `DataCorrupt` with the file and the byte offset, or the line and column.
-Offsets of a gzip file's content count its bytes after decompression. How much is held of a file has
-a bound, whatever a compressed one holds: a line's (`streams.LINE_BYTES_MAX`), what its header says,
-or that of the data set.
+Offsets of a gzip file's content count its bytes after decompression. How much of a file is held in
+memory has a bound, even if it is compressed: the bound of a line (`streams.LINE_BYTES_MAX`), what
+the file's header says, or the bound of the data set.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Bytes = npt.NDArray[np.uint8]
 IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_RECORD = 1 + prod(CIFAR_SHAPE)  # a label byte, then the planes
-CIFAR_BYTES_MAX = 60_000 * CIFAR_RECORD  # of a file: CIFAR-10 has so many images
-TAR_BYTES_MAX = 512 << 20  # of the tar of its JPEGs, of which 50,000 take 125 MiB
+CIFAR_BYTES_MAX = 60_000 * CIFAR_RECORD  # bytes of a file: CIFAR-10 has so many images
+TAR_BYTES_MAX = 512 << 20  # bytes of the tar of JPEGs: 50,000 take 125 MiB
 JPEG_NAME = re.compile(r"train/(\d{5})_(\d)\.jpg")
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -43,7 +43,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """A file, decompressed if it is gzip; one whose name says so has to be."""
+    """Open a file, decompressed if it is gzip; refuse a file that is not gzip, but named .gz."""
     file = opened(path)
     if path.suffix == ".gz" and not is_gunzipped(file):
         file.close()
@@ -52,7 +52,9 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def read_bytes(path: Path, at_most: int) -> bytearray:
-    """The file's content, decompressed if it is gzip (all its members, their checksums checked).
+    """Read the content of a file, decompressed if it is gzip.
+
+    All members of a gzip file are read, and their checksums checked.
 
     Raises:
         DataCorrupt: damaged gzip data, or more than `at_most` bytes
@@ -65,7 +67,7 @@ def read_bytes(path: Path, at_most: int) -> bytearray:
 
 
 def _up_to(file: IO[bytes], count: int) -> bytearray:
-    """So many bytes, or as many as there are. No more memory is taken than for these."""
+    """Read `count` bytes, or as many as there are, and take memory for no more than these."""
     data = bytearray()
     while block := file.read(min(BLOCK_BYTES, count - len(data))):
         data += block
@@ -76,14 +78,14 @@ def _up_to(file: IO[bytes], count: int) -> bytearray:
 
 
 def read_idx(path: Path, *, dims: int | None = None) -> npt.NDArray[Any]:
-    """The array in an IDX file (the format of MNIST), in native byte order.
+    """Read the array in an IDX file (the format of MNIST), in native byte order.
 
     The layout: two zero bytes, a dtype code, the number of dimensions, each dimension as a
     big-endian uint32, then the values in C order.
 
     Args:
         path: the file, plain or gzip.
-        dims: how many dimensions it must have, if that is known.
+        dims: the number of dimensions that the array must have, if that is known.
     """
     with _opened(path) as file:
         data = _up_to(file, 4)
@@ -125,7 +127,7 @@ def read_idx(path: Path, *, dims: int | None = None) -> npt.NDArray[Any]:
 
 
 def read_cifar(path: Path) -> Bytes:
-    """The records of a CIFAR-10 binary file, shape (n, 3073); `split_records` takes them apart."""
+    """Read the records of a CIFAR-10 binary file, shape (n, 3073), for `split_records`."""
     data = read_bytes(path, CIFAR_BYTES_MAX)
     whole, rest = divmod(len(data), CIFAR_RECORD)
     if rest or not whole:
@@ -140,7 +142,7 @@ def read_cifar(path: Path) -> Bytes:
 
 
 def split_records(records: Bytes) -> tuple[Bytes, Bytes]:
-    """(images (n, 3, 32, 32), labels (n,)) as views of CIFAR-10 records."""
+    """Return (images (n, 3, 32, 32), labels (n,)) as views of CIFAR-10 records."""
     return records[:, 1:].reshape(len(records), *CIFAR_SHAPE), records[:, 0]
 
 
@@ -162,7 +164,7 @@ def check_labels(
 
 
 def read_jpeg_tar(path: Path) -> Bytes:
-    """A tar of 32x32 JPEGs named `train/IIIII_L.jpg` (index, label) as CIFAR-10 records.
+    """Read a tar of 32x32 JPEGs named `train/IIIII_L.jpg` (index, label) as CIFAR-10 records.
 
     The records are in the order of their indices, which need not be contiguous. Decoding is lossy
     in the last bit: two builds of libjpeg may differ by one in a pixel.
@@ -185,7 +187,7 @@ def read_jpeg_tar(path: Path) -> Bytes:
 
 
 def _tar_files(path: Path) -> Iterator[tuple[str, int, bytes]]:
-    """(name, offset of the content, content) of each plain file in the tar."""
+    """Yield (name, offset of the content, content) of each plain file in the tar."""
     data = read_bytes(path, TAR_BYTES_MAX)
     offset = 0
     try:
@@ -233,13 +235,13 @@ class Table:
 
     features: npt.NDArray[np.float32]  # (rows, columns - 1)
     labels: npt.NDArray[np.int64]  # (rows,), 0 <= label < len(classes)
-    classes: tuple[str, ...]  # what each label stands for, in sorted order
+    classes: tuple[str, ...]  # the value or word of each label, in sorted order
     header: tuple[str, ...]  # column names, or empty where the file has none
     dropped: int  # rows left out because a value was missing
 
 
 def read_csv(path: Path, *, header: bool | None = None) -> Table:
-    """A comma-separated file of numbers whose last column is the class, a number or a word.
+    """Read a comma-separated file of numbers whose last column is the class, a number or a word.
 
     Rows with a `?` for a missing value are left out, and counted.
 
@@ -279,7 +281,7 @@ def read_csv(path: Path, *, header: bool | None = None) -> Table:
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, stripped fields) of each line that is not blank."""
+    """Yield (line number, stripped fields) of each line that is not blank."""
     reader = csv.reader(_csv_lines(path), skipinitialspace=True, strict=True)
     try:
         for fields in reader:
@@ -290,7 +292,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _csv_lines(path: Path) -> Iterator[str]:
-    """The lines of a text, ended by \\n, \\r\\n or \\r."""
+    """Yield the lines of a text, ended by \\n, \\r\\n or \\r."""
     start = 0
     with _opened(path) as file:
         for number, line in lines(path, file):
@@ -303,7 +305,7 @@ def _csv_lines(path: Path) -> Iterator[str]:
 
 
 def _number(field: str) -> float | None:
-    """The number that `field` spells, if a float32 can hold it."""
+    """Return the number that `field` spells; None if it spells none that a float32 can hold."""
     try:
         value = float(field)
     except ValueError:
@@ -325,7 +327,10 @@ def _numbers(path: Path, line: int, fields: list[str]) -> Iterator[float]:
 def _classes(
     path: Path, labels: list[str], lines: array[int], column: int
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Labels as 0, 1, ... in sorted order: by value if the first is a number, else as words."""
+    """Return labels as 0, 1, ... in sorted order, and the value or word of each.
+
+    They are sorted by value if the first label is a number, else as words.
+    """
     if _number(labels[0]) is None:
         names = sorted(set(labels))
         code = {name: index for index, name in enumerate(names)}

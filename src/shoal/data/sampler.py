@@ -1,8 +1,8 @@
-"""In what order a worker sees its samples, batch by batch and epoch by epoch.
+"""The order in which a worker sees its samples, batch by batch and epoch by epoch.
 
 `plan_splits` (from `data.splits`) gives each worker its split of the samples; `Batches` walks a
 split, and `Sampler` does both for a user's own `torch.utils.data.DataLoader`. All are pure
-functions of their seeds, and the two that walk can stop and go on in the middle of an epoch.
+functions of their seeds; `Batches` and `Sampler` can stop and go on in the middle of an epoch.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Batches:
     state that is saved in the loop's body, after the step, resumes with the batch after it.
 
     Args:
-        split: sample indices, shape (n,), as from `plan_splits`; may be empty.
-        batch_size: indices per batch; the last of an epoch may be shorter unless `drop_last`.
-        seed: >= 0.
-        rank: this worker's, >= 0; workers with the same seed shuffle independently.
+        split: the sample indices, shape (n,), as from `plan_splits`; may be empty.
+        batch_size: the indices per batch; the last of an epoch may be shorter unless `drop_last`.
+        seed: the seed, >= 0.
+        rank: the rank of this worker, >= 0; workers with the same seed shuffle independently.
 
     >>> batches = Batches(np.arange(5), 2, shuffle=False)
     >>> [batch.tolist() for batch in batches]
@@ -55,8 +55,8 @@ class Batches:
     1
     """
 
-    epoch: int  # the epoch that iterating goes on with
-    position: int  # batches of it that were handed out: 0 <= position <= len(self)
+    epoch: int  # the epoch that the next iteration goes on with
+    position: int  # batches of this epoch that were handed out: 0 <= position <= len(self)
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Batches:
         self._shuffle, self._drop_last = shuffle, drop_last
 
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Return the number of batches per epoch."""
         extra = 0 if self._drop_last else self.batch_size - 1
         return (len(self.split) + extra) // self.batch_size
 
@@ -89,7 +89,7 @@ class Batches:
         return self.batches(self.epoch)
 
     def batches(self, epoch: int) -> Iterator[Indices]:
-        """The batches of `epoch`: all, or where a state of this epoch was loaded, the remaining."""
+        """Return the batches of `epoch`: all, or the remaining ones if a state of it was loaded."""
         if epoch < 0:
             raise InvalidValue(f"epoch {epoch} must be >= 0")
         start = self.position if self._resuming and epoch == self.epoch else 0
@@ -98,7 +98,7 @@ class Batches:
         return self._walk(epoch, start)
 
     def some(self, epoch: int, first: int, count: int) -> Iterator[Indices]:
-        """Some batches of an epoch, as `batches` has them; where this is does not change.
+        """Yield up to `count` batches of an epoch from batch `first` on; the position stays.
 
         >>> batches = Batches(np.arange(5), 2, shuffle=False)
         >>> [batch.tolist() for batch in batches.some(0, 1, 2)]
@@ -121,11 +121,11 @@ class Batches:
         self.epoch, self.position = epoch + 1, 0
 
     def state_dict(self) -> State:
-        """Where this is, and what has to be equal for the remaining batches to be the same."""
+        """Return the position, and what must be equal for the remaining batches to be the same."""
         return {"epoch": self.epoch, "position": self.position, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
-        """Go on from a saved `state`; one of other data or another order is refused."""
+        """Go on from a saved `state`; refuse one of other data or another order."""
         self.epoch, self.position = _resume(state, self._identity(), len(self), "batches")
         self._resuming = True
 
@@ -141,19 +141,21 @@ class Batches:
 
 
 _membership = (0, 1)  # rank and world size of this process
-_before: tuple[tuple[int, int], ...] = ()  # (number of workers, steps that each of them has taken)
+_before: tuple[tuple[int, int], ...] = ()  # (number of workers, steps that each of them took)
 _epochs_left_out = False  # whether the script's loop begins with the first epoch that is not done
 
 
 def set_membership(
     rank: int, world_size: int, steps_before: int = 0, earlier: Sequence[tuple[int, int]] = ()
 ) -> None:
-    """Say which worker this process is: the default of every `Sampler`. The runtime calls it.
+    """Set the rank and world size of this process, the defaults of every `Sampler`.
+
+    The runtime calls it.
 
     Args:
-        rank: the worker's.
-        world_size: number of workers.
-        steps_before: steps that were taken before: up to the checkpoint from which the run was
+        rank: the rank of this worker.
+        world_size: the number of workers.
+        steps_before: the steps that were taken before: up to the checkpoint from which the run was
             resumed, and by a worker that this one replaces.
         earlier: the first of these steps, as (number of workers, steps), where the number of
             workers was another one.
@@ -165,12 +167,12 @@ def set_membership(
 
 
 def first_epoch(steps: Sized | int) -> int:
-    """The first epoch that is not done, for `Context.first_epoch`.
+    """Return the first epoch that is not done, for `Context.first_epoch`.
 
-    A `Sampler` that counts epochs itself begins with it from now on.
+    A `Sampler` that counts its epochs itself begins with this epoch from now on.
 
     Args:
-        steps: those of this worker in an epoch, or a DataLoader with as many.
+        steps: the steps of this worker in an epoch, or a DataLoader with as many.
 
     Raises:
         InvalidValue: a negative number of steps.
@@ -189,7 +191,7 @@ def first_epoch(steps: Sized | int) -> int:
 
 
 def current_membership() -> tuple[int, int]:
-    """(rank, world size) of this process: (0, 1) until the runtime says otherwise."""
+    """Return (rank, world size) of this process, (0, 1) until the runtime sets them."""
     return _membership
 
 
@@ -215,13 +217,13 @@ class Sampler(torch.utils.data.Sampler[int]):
     loop over `range(context.first_epoch(loader), epochs)` leaves those epochs out.
 
     Args:
-        dataset: anything with a length.
-        rank: this worker's, >= 0. By default the rank of `shoal.init()`, read when iteration
-            starts. Give rank and world_size together or not at all.
-        world_size: number of workers.
-        seed: >= 0, the same on all ranks.
-        shuffle: a new permutation each epoch; the samples in order otherwise.
-        batch_size: samples of one step, as the DataLoader's, >= 1.
+        dataset: the data set, or anything with a length.
+        rank: the rank of this worker, >= 0. By default the rank of `shoal.init()`, read when
+            iteration starts. Give rank and world_size together or not at all.
+        world_size: the number of workers.
+        seed: the seed, >= 0, the same on all ranks.
+        shuffle: whether each epoch has a new permutation; otherwise the samples are in order.
+        batch_size: the samples of one step, as the DataLoader's, >= 1.
         drop_last: whether the DataLoader drops the last, shorter batch.
 
     Raises:
@@ -263,10 +265,10 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._seed, self._shuffle = seed, shuffle
         self.batch_size, self._drop_last = batch_size, drop_last
         self._start: tuple[int, int] | None = None  # `began_at`, from the first iteration on
-        self._counts = True  # its epochs itself
+        self._counts = True  # whether it counts its epochs itself
 
     def __len__(self) -> int:
-        """Samples of this rank per epoch (more than a resumed epoch still has to give)."""
+        """Return the number of samples of this rank per epoch; a resumed epoch gives fewer."""
         rank, world_size = self._given or current_membership()
         return len(range(rank, len(self.dataset), world_size))
 
@@ -295,7 +297,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     @property
     def began_at(self) -> tuple[int, int]:
-        """(epoch, samples of it that the workers had used together) when this process began."""
+        """The epoch, and how many of its samples were used by all workers, at the beginning."""
         if self._given or self.batch_size is None:
             return 0, 0
         _, world_size = current_membership()
@@ -315,13 +317,13 @@ class Sampler(torch.utils.data.Sampler[int]):
         return epoch, used
 
     def _batches(self, samples: int) -> int:
-        """Batches of so many samples; 0 if their size is unknown."""
+        """Return the number of batches of `samples` samples; 0 if the batch size is unknown."""
         if self.batch_size is None:
             return 0
         return samples // self.batch_size if self._drop_last else -(-samples // self.batch_size)
 
     def _warn(self) -> None:
-        """Say that nothing is left out, if it should have been."""
+        """Warn that no samples are left out, if some should be."""
         steps = sum(steps for _, steps in _before)
         if steps and self.batch_size is None and not self._given:
             log.warning(
@@ -339,7 +341,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         self._ended = self._counts = False
 
     def state_dict(self, *, consumed: int | None = None) -> State:
-        """Where this is.
+        """Return the position, and what must be equal for the remaining samples to be the same.
 
         A DataLoader with `num_workers` above 0 draws samples ahead of the loop: `consumed` then
         says how many samples of this epoch the loop has really used.
@@ -348,7 +350,7 @@ class Sampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "position": position, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
-        """Go on from a saved `state`; one of other data or another order is refused."""
+        """Go on from a saved `state`; refuse one of other data or another order."""
         self.epoch, self.position = _resume(state, self._identity(), len(self), "samples")
         self._resuming, self._ended, self._start = True, False, (0, 0)
 
@@ -366,7 +368,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 def _resume(
     state: Mapping[str, int | bool], identity: State, length: int, unit: str
 ) -> tuple[int, int]:
-    """The (epoch, position) of a saved state, if it is one of the same order over the same data."""
+    """Return (epoch, position) of a saved state; refuse one of other data or another order."""
     wanting = sorted({"epoch", "position", *identity} - set(state))
     if wanting:
         raise InvalidValue(f"a saved data state lacks {', '.join(wanting)}")

@@ -1,4 +1,4 @@
-"""Which worker sees which sample.
+"""The assignment of samples to workers.
 
 A *split* is one worker's share of the samples, as an array of indices. The plan is a pure function
 of its seed, so every process computes it on its own and nothing about data has to be sent.
@@ -23,7 +23,7 @@ ASSIGNMENT_FORMS = "'iid', 'noniid' or 'static:W,W,...' with one whole weight pe
 
 @dataclass(frozen=True)
 class Assignment:
-    """How samples are assigned to workers.
+    """The rule by which samples are assigned to workers.
 
     `iid`: at random; `noniid`: in runs of equal labels, so that a worker sees few classes;
     `static`: at random, in proportion to `weights`.
@@ -50,7 +50,7 @@ class Assignment:
 
     @classmethod
     def parse(cls, text: str) -> Assignment:
-        """The assignment that `text` spells; `str()` of it is the text again."""
+        """Return the assignment that `text` spells, in the form of its `str()`."""
         kind, colon, tail = text.strip().partition(":")
         if kind == "iid" and not colon:
             return cls("iid")
@@ -84,12 +84,12 @@ def plan_splits(
     complete.
 
     Args:
-        labels: one label per sample, shape (n,); only `noniid` looks at the values.
-        workers: how many splits to make.
-        assignment: which samples go together.
-        block_size: samples that are dealt together, 1 <= block_size <= n.
-        redundancy: distinct workers that hold each block, 1 <= redundancy <= workers.
-        seed: the plan is a pure function of it and of the other arguments.
+        labels: the label of each sample, shape (n,); only `noniid` looks at the values.
+        workers: the number of splits to make.
+        assignment: the rule by which samples are assigned.
+        block_size: the samples that are dealt together, 1 <= block_size <= n.
+        redundancy: the distinct workers that hold each block, 1 <= redundancy <= workers.
+        seed: the seed; the plan is a pure function of it and of the other arguments.
 
     Returns:
         `workers` arrays of sample indices.
@@ -173,14 +173,14 @@ def _check_plan(
 
 
 def _shares(blocks: int, workers: int, assignment: Assignment, redundancy: int) -> list[int]:
-    """How many blocks each worker holds; none holds more than there are."""
+    """Return the number of blocks that each worker holds; none holds more than there are."""
     if assignment.kind == "static":
         return _proportional(blocks * redundancy, assignment.weights, most=blocks)
     return [len(part) for part in split_evenly(blocks * redundancy, workers)]
 
 
 def _proportional(total: int, weights: Sequence[int], *, most: int) -> list[int]:
-    """`total` in proportion to `weights` by largest remainder, no part above `most`.
+    """Divide `total` in proportion to `weights` by largest remainder, no part above `most`.
 
     >>> _proportional(8, [3, 1, 1], most=4)
     [4, 2, 2]
@@ -214,5 +214,5 @@ SPLIT_STREAM, BATCH_STREAM, SAMPLER_STREAM = 1, 2, 3
 
 
 def seeded(stream: int, *words: int) -> np.random.Generator:
-    """The generator of one use of a seed; all words are >= 0."""
+    """Return the generator of one use of a seed; all words are >= 0."""
     return np.random.default_rng((stream, *words))

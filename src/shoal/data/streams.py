@@ -1,7 +1,7 @@
 """Files as streams: decompressed piece by piece, and read in lines whose length has a bound.
 
 A gzip file of a megabyte can hold a gigabyte, and a file without a newline is one line. So no
-reader holds more of a file at once than a line of LINE_BYTES_MAX, and what is decompressed of
+reader holds more of a file at once than a line of LINE_BYTES_MAX, and the decompressed bytes of
 CHUNK_BYTES.
 """
 
@@ -22,14 +22,14 @@ BLOCK_BYTES = 1 << 20  # what is read at once
 CHUNK_BYTES = 8 << 10  # of compressed data, each byte of which holds 1032 bytes at most
 DAMAGE_BYTES = 512  # to within which damage of compressed data is found
 GLOB = "*?["
-GZIP = b"\x1f\x8b"  # what such a file begins with
-PACKED = {  # what files that are compressed otherwise begin with
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip file
+PACKED = {  # the first bytes of files of other compressors
     "bzip2": re.compile(rb"BZh[1-9]1AY&SY"),
     "xz": re.compile(rb"\xfd7zXZ\0"),
     "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
     "zip": re.compile(rb"PK\x03\x04"),
 }
-PACKED_BYTES = 10  # that tell
+PACKED_BYTES = 10  # the first bytes that tell one from another
 UTF8_MARK = b"\xef\xbb\xbf"  # byte-order marks
 UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -40,7 +40,9 @@ def corrupt(path: Path, problem: str, *, byte: int) -> NoReturn:
 
 
 def files_of(path: str) -> list[Path]:
-    """The files of a path: itself, those of a folder, or those that a pattern matches.
+    """Return the files of a path: itself, those of a folder, or those that a pattern matches.
+
+    Files of a folder whose names begin with a dot or an underscore are left out.
 
     Raises:
         DataMissing: a folder without files, or a pattern that matches none.
@@ -61,9 +63,9 @@ def files_of(path: str) -> list[Path]:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """A file to be read; gzip (told by its content) is decompressed meanwhile.
+    """Open a file to read it; a gzip file (told by its content) is decompressed meanwhile.
 
-    Of gzip all members are read, and their checksums checked: reading raises `DataCorrupt`.
+    All members of a gzip file are read, and their checksums checked: reading raises `DataCorrupt`.
 
     Raises:
         DataMissing: it cannot be opened
@@ -96,12 +98,12 @@ def unmarked(path: Path, start: bytes) -> bytes:
 
 
 def is_gunzipped(file: IO[bytes]) -> bool:
-    """Whether `opened` decompresses a file."""
+    """Return whether `opened` decompresses a file."""
     return isinstance(getattr(file, "raw", None), Gunzip)
 
 
 def lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, line with its newline) of a file; the last one may have no newline.
+    """Yield (number from 1, line with its newline) of a file; the last may have no newline.
 
     Raises:
         DataCorrupt: a line of more than LINE_BYTES_MAX bytes
@@ -114,7 +116,7 @@ def lines(path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def blocks(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    """A file in blocks of whole lines; the last line is ended if it is not.
+    """Yield a file in blocks of whole lines; end the last line if it has no newline.
 
     Raises:
         DataCorrupt: as `lines`
@@ -133,7 +135,7 @@ def blocks(path: Path, file: IO[bytes]) -> Iterator[bytes]:
 
 
 def pieces(path: Path, file: IO[bytes]) -> Iterator[bytes]:
-    """Lines; of a line that is longer than a block, pieces that end with a space.
+    """Yield the lines of a file; split a line longer than a block into pieces at spaces.
 
     Raises:
         DataCorrupt: more than LINE_BYTES_MAX bytes without a space
@@ -162,12 +164,12 @@ def _check(path: Path, number: int, nbytes: int) -> None:
 
 
 class Gunzip(io.RawIOBase):
-    """What a gzip file holds, decompressed as it is read."""
+    """The content of a gzip file, decompressed as it is read."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path = path
         self._file = file
-        self._read = 0  # bytes of the file
+        self._read = 0  # bytes of the file that were read
         self._member = zlib.decompressobj(wbits=31)
         self._begun = 0  # where the member begins
         self._out = memoryview(b"")
@@ -210,7 +212,7 @@ class Gunzip(io.RawIOBase):
         return b"".join(found)
 
     def _damage(self) -> int:
-        """Where decompression of the member fails, to within some bytes: the first of them."""
+        """Return the offset of the DAMAGE_BYTES in which decompression of the member fails."""
         member, at = zlib.decompressobj(wbits=31), self._begun
         with self._path.open("rb") as file:
             file.seek(at)

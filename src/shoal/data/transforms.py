@@ -1,7 +1,7 @@
 """Pure functions on a batch `(x, y)`, applied when the batch is used.
 
 Data sets keep their stored dtype (images are bytes), which is small and quick to load; a transform
-turns a batch into what a model eats. Transforms are values: two with equal arguments are equal,
+turns a batch into a model's input. Transforms are values: two with equal arguments are equal,
 they pickle, and they never change the tensors that they are given.
 
 >>> to_unit = Compose(Scale(1 / 255), Scale(2, -1))
@@ -29,13 +29,13 @@ class Transform(Protocol):
     """`transform(x, y) -> (x, y)`, with n samples along the first dimension of both."""
 
     def __call__(self, x: Tensor, y: Tensor) -> Batch:
-        """The transformed batch; `x` and `y` are left as they are."""
+        """Return the transformed batch; leave `x` and `y` as they are."""
         ...
 
 
 @dataclass(frozen=True, init=False)
 class Compose:
-    """The transforms one after the other, the first first; `Compose()` changes nothing."""
+    """The transforms one after the other, in their order; `Compose()` changes nothing."""
 
     steps: tuple[Transform, ...]
 
@@ -84,7 +84,7 @@ class Standardise:
 
     @classmethod
     def of(cls, x: Tensor) -> Standardise:
-        """The statistics of `x`, shape (n, features); a feature that never varies gets std 1."""
+        """Return the transform for `x`, shape (n, features); a feature that never varies has std 1."""
         if x.ndim != 2 or len(x) == 0:
             raise InvalidValue(f"statistics need x of shape (n, features), not {tuple(x.shape)}")
         wide = x.double()

@@ -105,8 +105,8 @@ class _Peer:
 class Dialer:
     """Connects to peers in threads.
 
-    wake:  the function that is called when an attempt has ended, mostly in the attempt's thread;
-        `finished` then has its result
+    wake:  the function that is called, in any thread, when an attempt has ended and `finished` has
+        its result
     """
 
     def __init__(self, me: Identity, wake: Callable[[], None]) -> None:
@@ -118,7 +118,10 @@ class Dialer:
         self._closed = False
 
     def send(self, send: Send, address: str, now: float) -> bool:
-        """Send a message once its peer is reached; return False if it is too early to dial again."""
+        """Send a message once its peer is reached; drop it and return False if it is too early.
+
+        A peer is dialled again only after a delay.
+        """
         peer = self._peers.setdefault(send.to, _Peer(address))
         if not peer.attempts:
             if now < peer.not_before:
@@ -128,7 +131,7 @@ class Dialer:
         return True
 
     def replace(self, connection: Connection, address: str, now: float, answered: int = -1) -> None:
-        """Dial a peer anew, and keep the connection whose path seems cut until one has succeeded.
+        """Dial a peer anew, without closing the connection whose path seems cut.
 
         answered:  the bytes that the connection had received, if the path is well and nothing comes
         """
@@ -192,7 +195,7 @@ class Dialer:
             yield to, result, sends
 
     def close(self) -> None:
-        """Close the connections that were reached; attempts under way close theirs when they end."""
+        """Close the connections that were made; attempts under way close theirs when they end."""
         with self._lock:
             self._closed = True
         for _, _, result in self._done:

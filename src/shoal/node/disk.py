@@ -19,7 +19,7 @@ log = logging.getLogger("shoal.node")
 
 
 class Disk:
-    """Performs the durable effects of a machine; while the disk is full it holds all effects.
+    """Performs the durable effects of a machine; holds them and all after them if the disk is full.
 
     Args:
         journal: the journal, which receives the machine's records.

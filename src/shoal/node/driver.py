@@ -182,7 +182,7 @@ class Driver:
 
     def _sleep(self, future: Future, limit_s: float) -> None:
         """Sleep while another thread drives, until the future is done or that thread leaves."""
-        if self.due:  # before this thread has a place: a callback may wait too, and one of both is woken
+        if self.due:  # before it has a place: a callback may wait too, and one of both is woken
             try:
                 self._release()
             finally:

@@ -41,7 +41,7 @@ class LoopProgress:
         self.thread = get_ident()
 
     def place(self) -> tuple[str, bool]:
-        """Return the place in the code at which the loop is, and whether a user's code called it."""
+        """Return where the loop's thread is in the code, and whether it runs a user's code."""
         frame, stack = sys._current_frames().get(self.thread), list[FrameType]()
         while frame is not None:
             stack.append(frame)
@@ -131,7 +131,10 @@ class HeartbeatThread:
 
     @property
     def _identity(self) -> Identity:
-        """The identity of this connection: under the node's name it would replace the node's."""
+        """The identity of this connection.
+
+        A second connection under the node's name would replace the node's own.
+        """
         name: NodeId = f"{self._me.node}-heartbeat"
         return Identity(name, self._me.role, self._me.job, self._me.token)
 

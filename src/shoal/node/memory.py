@@ -1,4 +1,4 @@
-"""Keeping freed memory in this process."""
+"""Memory of this process, which the allocator keeps when it is freed."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ class Node:
     def _meet(self, connection: Connection) -> None:
         """Register a peer after its handshake, and close an older connection to it.
 
-        A peer that claims another role than its own is dropped.
+        A peer that claims another role than the machine knows of it is dropped.
         """
         self._strangers.forget(connection.fileno())
         known = self.machine.role_of(connection.peer)

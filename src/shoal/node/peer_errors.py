@@ -17,7 +17,7 @@ TRACED_S = 1.0  # between two traces
 class PeerErrors:
     """Counts errors by type.
 
-    A `PeerFault` is logged with its trace, at most one a second. Of any other type the first error is
+    At most one `PeerFault` a second is logged, with its trace. Of any other type the first error is
     logged, then those at powers of two.
     """
 

@@ -10,7 +10,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
-TURN_S = 0.1  # of work on the descriptors that are ready
+TURN_S = 0.1  # for the work on the descriptors that are ready
 SPIN_S = 0.0004  # how long to look for work before sleeping
 SPIN_PENALTY_MAX = 64  # waits at most without spinning, after it was in vain
 CROWDED_S = 1e-5  # a `sched_yield` that takes longer has let another thread run
@@ -41,9 +41,9 @@ class Poller:
         self.close = self._epoll.close
         self._skip = 0
         self._penalty = 1
-        self._crowded = False  # whether the last waits were, and how many were alike
-        self._alike = 0
-        # It differs between two processes, or both would move at once, to each other's core.
+        self._crowded = False  # whether the last waits were crowded
+        self._alike = 0  # how many waits in a row agree with `_crowded`
+        # It differs between processes, or two of them would change places.
         self._patience = self._patience_min = CROWDED_WAITS + os.getpid() % CROWDED_WAITS
 
     def turn(self, timeout_s: float, now: float) -> Iterator[tuple[int, int]]:

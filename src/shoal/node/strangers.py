@@ -49,7 +49,10 @@ class Strangers:
         self._denied.discard(fileno)
 
     def over(self, now: float) -> Iterator[tuple[Connection, HandshakeFailed | None]]:
-        """Yield (caller, error) of each caller whose time is over; tell a denied one, without error."""
+        """Yield (caller, its error) of each caller whose time is over.
+
+        A denied caller is sent its verdict, and its error is None.
+        """
         for fileno, (connection, until) in list(self.callers.items()):
             if now < until:
                 continue

@@ -1,21 +1,21 @@
 """Checkpoint clocks: the clocks that have a checkpoint; every n-th clock, or clocks named by views.
 
 A view made for a checkpoint names a clock beyond every clock that servers have seen pushed, so that
-servers and workers know of it in time. It is made every so many seconds of the scheduler's time,
-and when somebody asks for a checkpoint.
+servers and workers know of it in time. The scheduler makes this view at a regular interval, and
+when a checkpoint is requested.
 """
 
 from __future__ import annotations
 
 from shoal.protocol.views import FOREVER, View
 
-AT_ONCE = 16  # checkpoint clocks that a server takes, when a clock passes more of them
+AT_ONCE = 16  # regular checkpoint clocks that a server saves at most, when a clock passes more
 
 
 class CheckpointClocks:
     """The clocks that have a checkpoint.
 
-    every:  distance from one to the next; 0 if only views name them
+    every:  the distance between regular checkpoint clocks; 0 if only views name checkpoint clocks
 
     >>> clocks = CheckpointClocks(10)
     >>> clocks.latest(25), clocks.following(25), clocks.at(30)
@@ -27,11 +27,11 @@ class CheckpointClocks:
         self._named: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether any clock has a checkpoint."""
+        """Return whether any clock has a checkpoint."""
         return bool(self._every or self._named)
 
     def adopt(self, view: View) -> None:
-        """Take the clocks that a view names."""
+        """Replace the named checkpoint clocks with those of a view."""
         self._named = view.checkpoint_clocks
 
     def at(self, clock: int) -> bool:
@@ -48,15 +48,15 @@ class CheckpointClocks:
         """Return the clock up to which checkpoints are due once rounds below `clock` are closed.
 
         A group whose last worker has finished has closed all rounds: the checkpoints that views
-        have promised are due, although no worker has come to their clocks. Of regular clocks there
-        is no last one.
+        have promised are due, although no worker has reached their clocks. There is no last regular
+        checkpoint clock.
         """
         return clock if clock < FOREVER else max(self._named, default=0)
 
     def skip_to(self, clock: int) -> int:
-        """Return the clock after which at most `AT_ONCE` checkpoint clocks are at or below `clock`.
+        """Return the clock after which `AT_ONCE` regular checkpoint clocks are at or below `clock`.
 
-        A worker that says that it has finished a million clocks at once has done no work between.
+        A worker that reports a million finished clocks at once has done no work between.
         """
         return max(0, clock - self._every * AT_ONCE) if self._every else 0
 

@@ -10,8 +10,9 @@ read at clock c is admitted under
 A round c closes when m > c, that is, when no worker can push for it any more. SSP(0) differs from
 BSP only in when pushes are applied; with apply_at="round_end" the two are equal.
 
-A group whose tables have another rule for that (`Quorum`, `Cover`) goes by the number of its closed
-rounds in place of m everywhere: for reads, checkpoints and what heads tell the servers after them.
+A group whose tables close rounds by another rule (`Quorum`, `Cover`) uses the number of its closed
+rounds in place of m everywhere: for reads, for checkpoints and for the clocks that heads send along
+their chains.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from shoal.tables.spec import TableSpec
 class VectorClock:
     """The clocks of a group's workers, by incarnation, and which rounds have closed.
 
-    Both are plain attributes: reading them is free, and an update searches the *distinct* clocks
-    only when the slowest worker moves.
+    `minimum` and `closed` are plain attributes, which are free to read. An update searches the
+    *distinct* clocks only when the slowest worker moves.
     Invariants: `minimum == min(clocks.values(), default=FOREVER)`; `closed >= minimum`, and equal
     where rounds wait for all workers.
 
     closed:  the first round that has not closed
     closes:  the rule by which rounds close; None if they wait for all workers
-    due_at:  when a round closes because its grace window is over
+    due_at:  the time at which the next round closes because its grace window is over
 
     >>> clock = VectorClock()
     >>> clock.enter(1, 0); clock.enter(2, 0)
@@ -61,7 +62,7 @@ class VectorClock:
         self._histogram: Counter[int] = Counter()
         self.minimum = self.closed = FOREVER
         self.closes: Quorum | Cover | None = None
-        self._closed = 0  # by the rule
+        self._closed = 0  # the first round that the rule has not closed
         self._passed: deque[tuple[float, int]] = deque()  # (closes at, clock), both ascending
 
     def __getitem__(self, worker: int) -> int:
@@ -84,14 +85,14 @@ class VectorClock:
         self._settle(min(self.minimum, clock))
 
     def leave(self, worker: int) -> int:
-        """Remove a worker; returns the clock that it had reached."""
+        """Remove a worker; return the clock that it had reached."""
         clock = self._clocks.pop(worker)
         del self._ranks[worker]
         self._drop(clock)
         return clock
 
     def advance(self, worker: int, to: int) -> bool:
-        """Move a worker's clock forward; False if it was there already (a duplicate)."""
+        """Move a worker's clock forward; return False if it was there already (a duplicate)."""
         before = self._clocks[worker]
         if to <= before:
             return False
@@ -109,7 +110,7 @@ class VectorClock:
         self._settle(min(self._histogram, default=FOREVER))
 
     def behind(self, clock: int) -> list[int]:
-        """The workers that have not reached `clock`."""
+        """Return the workers that have not reached `clock`."""
         return sorted(worker for worker, at in self._clocks.items() if at < clock)
 
     # ------------------------------------------------------------------ rounds
@@ -126,7 +127,7 @@ class VectorClock:
             self._settle(self.minimum)
 
     def look(self, now: float) -> bool:
-        """Close the rounds that are due; return whether there are any."""
+        """Close the rounds that are due; return whether any has closed."""
         if self.closes is None:
             return False
         before, grace_s = self.closed, 0.0
@@ -141,7 +142,7 @@ class VectorClock:
         return self.closed > before
 
     def passed(self) -> int:
-        """The clock that enough workers have reached, by the rule; FOREVER if none is at work."""
+        """Return the clock that enough workers have reached, by the rule; FOREVER if none works."""
         at_work = {worker: at for worker, at in self._clocks.items() if at < FOREVER}
         if isinstance(self.closes, Quorum):
             latest_first = sorted(at_work.values(), reverse=True)
@@ -168,7 +169,7 @@ class VectorClock:
 
 
 def cover_group(closes: Cover, rank: int) -> int:
-    """The group of a rank, by the lowest rank in it; a rank in none is a group of its own."""
+    """Return the lowest rank in the cover group of a rank; the rank itself if it is in no group."""
     return _cover_groups(closes).get(rank, rank)
 
 
@@ -180,8 +181,8 @@ def _cover_groups(closes: Cover) -> dict[int, int]:
 class Clocks:
     """The clocks of all workers: one vector clock for each worker group.
 
-    by_worker:  the vector that a worker is in
-    due_at:     when the next round closes because its grace window is over
+    by_worker:  the vector clock of the group of each worker, by incarnation
+    due_at:     the time at which the next round closes because its grace window is over
 
     >>> clocks = Clocks()
     >>> clocks.enter(1, 0); clocks.enter(2, 5, "eval")
@@ -196,18 +197,18 @@ class Clocks:
         self.due_at = inf
 
     def of(self, group: str) -> VectorClock:
-        """The vector clock of a group."""
+        """Return the vector clock of a group; create it if it is missing."""
         vector = self._vectors.get(group)
         if vector is None:
             vector = self._vectors[group] = VectorClock()
         return vector
 
     def group(self, worker: int) -> str:
-        """The group of a worker; the first group for an unknown worker."""
+        """Return the group of a worker; the first group for an unknown worker."""
         return self._groups.get(worker, "")
 
     def groups(self) -> list[str]:
-        """All known groups."""
+        """Return the names of all known groups."""
         return sorted(self._vectors)
 
     def __getitem__(self, worker: int) -> int:
@@ -235,13 +236,13 @@ class Clocks:
         self.by_worker.pop(worker).leave(worker)
 
     def close_by(self, tables: Iterable[TableSpec]) -> None:
-        """Have the rounds of each group close by the rule of its tables, which have the same."""
+        """Set the rule by which each group closes rounds; its tables share it, except ASP ones."""
         rules = {t.group: t.consistency.closes for t in tables if t.consistency.name != "asp"}
         for group, vector in self._vectors.items():
             vector.close_by(rules.get(group))
 
     def look(self, group: str, now: float) -> bool:
-        """Close the rounds of a group that are due; return whether there are any."""
+        """Close the rounds of a group that are due; return whether any has closed."""
         closed = self.of(group).look(now)
         if self.due_at < inf or self.of(group).due_at < inf:
             self.due_at = min(vector.due_at for vector in self._vectors.values())
@@ -249,10 +250,10 @@ class Clocks:
 
 
 def needed(rule: Consistency, read_clock: int) -> int:
-    """The clock that every worker must have reached before the read is admitted."""
+    """Return the clock that every worker must have reached before the read is admitted."""
     return 0 if rule.name == "asp" else max(0, read_clock - rule.staleness)
 
 
 def apply_clock(rule: Consistency, push_clock: int) -> int:
-    """The clock that every worker must have reached before a push is applied; 0 for at once."""
+    """Return the clock that every worker must have reached before a push is applied; 0: at once."""
     return push_clock + 1 if rule.apply_at == "round_end" else 0

@@ -3,9 +3,9 @@
 The shells (`node.node`, `simulation.world`) call `arriving` when a header has arrived and its
 payload has not, `handle` for every event, and `handle(Ticked())` when `deadline()` has passed.
 
-Before `handle(Received(...))` they call `problem_of`, which changes nothing. So what goes wrong in
-`arriving` and `problem_of` is the peer's fault and costs it its connection; what goes wrong in
-`handle` is ours, and stops the machine.
+Before `handle(Received(...))` they call `problem_of`, which changes nothing. So an error in
+`arriving` or `problem_of` is the peer's fault and closes its connection; an error in `handle` is
+this machine's fault and stops it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Buffers = tuple[memoryview, ...]
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A message has arrived. `payload` is the sink that it has filled; None if discarded.
+    """A message has arrived. `payload` is the filled sink; None if it was discarded or is empty.
 
     If the sink is filled by view, the event occurs each time that another view of it is full.
     """
@@ -48,8 +48,8 @@ class PeerLost(msgspec.Struct, frozen=True):
     """The connection to a node broke: a hint, not a proof of its death.
 
     Attributes:
-        closed: whether the peer has closed or reset it. Otherwise it timed out or was replaced,
-            which says nothing about the peer's process.
+        closed: whether the peer has closed or reset the connection. Otherwise it timed out or was
+            replaced, which says nothing about the peer's process.
     """
 
     node: NodeId
@@ -64,7 +64,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Offloaded(msgspec.Struct, frozen=True, eq=False):
-    """The work of `Offload(ticket, ...)` is done: its result, or why it failed."""
+    """The work of `Offload(ticket, ...)` is done: its result, or its error."""
 
     ticket: int
     value: Any = None
@@ -72,7 +72,7 @@ class Offloaded(msgspec.Struct, frozen=True, eq=False):
 
 
 class HasRoom(msgspec.Struct, frozen=True):
-    """The answer to `AwaitRoom(node)`: little of what was sent to it is unsent, or it is gone."""
+    """The answer to `AwaitRoom(node)`: few bytes to the node are unsent, or the node is gone."""
 
     node: NodeId
 
@@ -96,12 +96,12 @@ class CopyOnWriteGuard:
         self.borrowers: list[Callable[[], None]] = []
 
     def keep(self, copy: Callable[[], None]) -> None:
-        """Call `copy` before the rows change."""
+        """Register `copy`, which the guard calls before the rows change."""
         if copy not in self.borrowers:
             self.borrowers.append(copy)
 
     def recall(self) -> None:
-        """Have all borrowers copy: the rows are about to change."""
+        """Call the registered functions, because the rows are about to change."""
         if self.borrowers:
             for copy in self.borrowers:
                 copy()
@@ -112,7 +112,7 @@ class Send(msgspec.Struct, frozen=True):
     """Send `message` and the bytes of `buffers` to a node.
 
     Attributes:
-        guard: of live rows, which are borrowed until the guard recalls them. Buffers without a
+        guard: the guard of live rows, which are borrowed until it recalls them. Buffers without a
             guard are borrowed until their request is resolved.
     """
 
@@ -132,12 +132,12 @@ class Outcome(msgspec.Struct, frozen=True):
     """How a request ended: applied, refused (with the reason) or unknown (timed out, cancelled).
 
     Attributes:
-        error: why the request has failed; None if it was applied.
-        clock_min: the slowest worker's clock at the answering servers, or -1.
-        clock: this worker's, which its next push has; or -1.
-        round_weight: total weight of the pushes in the round before the read clock, or -1.
-        updates: the most updates of a fragment that was pulled with its slots, or -1.
-        value: result of a request that does not pull rows (a view, a lease).
+        error: the error of a failed request; None if it was applied.
+        clock_min: the clock of the slowest worker at the answering servers, or -1.
+        clock: the clock of this worker, which its next push has, or -1.
+        round_weight: the total weight of the pushes in the round before the read clock, or -1.
+        updates: the largest number of updates of a fragment that was pulled with its slots, or -1.
+        value: the result of a request that does not pull rows (a view, a lease).
     """
 
     error: ShoalError | None = None
@@ -159,7 +159,7 @@ class Persist(msgspec.Struct, frozen=True):
     """Write `record` to this node's journal; later effects wait until it is durable.
 
     Attributes:
-        reserve: whether there also has to be room for another record: members will wait for it.
+        reserve: whether there must also be room for another record, for which members will wait.
     """
 
     record: bytes
@@ -176,10 +176,10 @@ class Save(msgspec.Struct, frozen=True, eq=False):
     """Write a shard's rows to a checkpoint: they have all rounds below `clock`.
 
     Attributes:
-        table: number of the table among the run's `tables`.
-        rows: the shard's rows.
-        state: the shard's tensors by name, copies that belong to this effect.
-        since: clock of the previous file if `state` has only the changes since; -1 for all.
+        table: the number of the table among the run's `tables`.
+        rows: the rows of the shard.
+        state: the tensors of the shard by name, copies that belong to this effect.
+        since: the clock of the previous file if `state` has only the changes since; -1 for all.
     """
 
     clock: int
@@ -202,27 +202,27 @@ class Offload(msgspec.Struct, frozen=True, eq=False):
 
 
 class AwaitRoom(msgspec.Struct, frozen=True):
-    """Say when little of what was sent to a node is unsent (`HasRoom`).
+    """Report with `HasRoom` when few bytes to a node are unsent.
 
-    If the node reads nothing for a while its connection is closed, which frees what it holds up.
+    If the node reads nothing for a while, its connection is closed, which frees the unsent bytes.
     """
 
     to: NodeId
 
 
 class HangUp(msgspec.Struct, frozen=True):
-    """Close the connection to a node that has left, if it has not read all that was sent to it.
+    """Close the connection to a node that has left, unless it has read everything that was sent.
 
-    It gets no more of that: buffers that were lent for it belong to their owners again.
+    The rest is dropped: the buffers that were borrowed for it belong to their owners again.
     """
 
     to: NodeId
 
 
 class Redial(msgspec.Struct, frozen=True):
-    """Connect to a peer anew beside the connection to it, on which nothing comes any more.
+    """Open a second connection to a peer, because nothing arrives on the present one any more.
 
-    address:  where it listens; empty for the scheduler
+    address:  the address where the peer listens; empty for the scheduler
     """
 
     to: NodeId
@@ -259,11 +259,11 @@ class Sink:
     so that a late payload cannot overwrite a buffer that has a new owner.
 
     Attributes:
-        by_view: deliver each view when it is full, before the next one is begun; the views may
-            share memory.
-        landed: number of full views, if delivered by view.
-        lends: while a view is delivered it may be shared memory in which the bytes have arrived.
-            The peer may write there, so that only values may be read from it.
+        by_view: whether each view is delivered when it is full, before the next one is begun; the
+            views may share memory.
+        landed: the number of full views, if delivered by view.
+        lends: whether a view may be replaced, while it is delivered, by the shared memory in which
+            its bytes have arrived. The peer may write there, so that only values may be read.
     """
 
     __slots__ = ("by_view", "context", "landed", "lends", "nbytes", "revoked", "views")
@@ -290,7 +290,7 @@ class Sink:
         return not self.by_view or self.revoked or self.landed == len(self.views)
 
     def fill(self, data: memoryview, start: int = 0) -> None:
-        """Copy the whole payload from `data`, where it begins at `start`. Not by view."""
+        """Copy the payload from `data`, where it begins at `start`, unless the sink is by view."""
         for view in self.views:
             stop = start + view.nbytes
             view[:] = data[start:stop]
@@ -311,7 +311,7 @@ Arrival = Sink | Discard
 
 
 class EventTime:
-    """When the present event happens, for all parts of a machine."""
+    """The time of the present event, for all parts of a machine."""
 
     __slots__ = ("now",)
 

@@ -1,7 +1,7 @@
 """Namespaces: translates workers' names of tables to names in views and back.
 
 A worker has a namespace, by default its group's name. A name without a leading slash is relative to
-the namespace; a name with a leading slash is that of any table of the run.
+the namespace; a name with a leading slash can name any table of the run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.protocol.views import View
 
 
 def qualified(name: str, namespace: str) -> str:
-    """The name in views of a table that a worker calls `name`.
+    """Return the name that views use for a table that a worker calls `name`.
 
     >>> qualified("w", ""), qualified("w", "eval"), qualified("/w", "eval")
     ('w', 'eval/w', 'w')
@@ -25,7 +25,7 @@ def qualified(name: str, namespace: str) -> str:
 
 
 def local(name: str, namespace: str) -> str:
-    """The worker's name of a table that views call `name`: the inverse of `qualified`.
+    """Return the name that a worker uses for a table that views call `name`; invert `qualified`.
 
     >>> local("w", ""), local("eval/w", "eval"), local("w", "eval")
     ('w', 'w', '/w')
@@ -37,7 +37,7 @@ def local(name: str, namespace: str) -> str:
 
 
 def seen_from(view: View, namespace: str) -> View:
-    """A view with the tables' names as a worker of that namespace uses them."""
+    """Return a view with the table names that a worker of this namespace uses."""
     if not namespace:
         return view
     tables = tuple(copy(spec) for spec in view.tables)
@@ -47,7 +47,7 @@ def seen_from(view: View, namespace: str) -> View:
 
 
 def owner(name: str, group: str) -> str:
-    """The group by whose clocks a table goes if a worker of `group` declares it.
+    """Return the group whose clocks a table uses if a worker of `group` declares it.
 
     >>> owner("eval/w", "eval"), owner("w", "eval"), owner("eval/w", "")
     ('eval', '', '')

@@ -1,8 +1,9 @@
 """Questions of a member to the scheduler: each is repeated until it is answered.
 
-And what a member repeats to any peer (probes, resends, heartbeats) while nothing is heard of it. A
-host on the way may acknowledge what it never delivers, as a proxy does that has lost its peer. That
-connection seems well: only the peer's silence tells, and then another one is tried.
+`Unanswered` counts the messages that a member repeats to any peer (probes, resends, heartbeats)
+while the peer is silent. A host on the way may acknowledge bytes that it never delivers, as a proxy
+does that has lost its peer. The connection then looks healthy: only the peer's silence shows the
+fault, and a new connection is tried.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from shoal.protocol.machine import Effects, Outcome, Redial, Resolve, Send
 from shoal.protocol.messages import SCHEDULER, Declare, Message
 from shoal.tables.spec import TableSpec
 
-REDIAL_AFTER = 3  # questions in a row without any message of the peer
+REDIAL_AFTER = 3  # questions in a row without any message from the peer
 
 
 class _Question(msgspec.Struct):
@@ -31,7 +32,7 @@ class Questions:
     """The unanswered questions of a member, by key.
 
     Args:
-        resend_s: seconds between repetitions.
+        resend_s: the seconds between repetitions.
     """
 
     def __init__(self, resend_s: float) -> None:
@@ -39,10 +40,10 @@ class Questions:
         self._open: dict[str, _Question] = {}
 
     def ask(self, key: str, request_id: int, message: Message, now: float, out: Effects) -> float:
-        """Send a question and repeat it until `answered(key)`, for all of its requests.
+        """Send a question and repeat it until `answered(key)`, which resolves all its requests.
 
         Returns:
-            When it is due again.
+            The time when the question is due again.
         """
         asked = self._open[key].request_ids if key in self._open else []
         again_at = now + self._resend_s
@@ -51,11 +52,14 @@ class Questions:
         return again_at
 
     def message(self, key: str) -> Message | None:
-        """An unanswered question."""
+        """Return the message of an unanswered question; None if there is none with this key."""
         return self._open[key].message if key in self._open else None
 
     def declared(self, tables: Sequence[TableSpec], out: Effects) -> None:
-        """Answer the declarations of these tables; another table of a name will be refused."""
+        """Answer the declarations that these tables match.
+
+        The scheduler refuses a declaration that differs from the table of its name.
+        """
         for spec in tables:
             asked = self.message(key := f"table {spec.name}")
             if isinstance(asked, Declare) and spec.is_cut_of(asked.spec):
@@ -67,12 +71,12 @@ class Questions:
             out.append(Resolve(request_id, outcome or Outcome()))
 
     def end(self, outcome: Outcome, out: Effects) -> None:
-        """Answer all of them."""
+        """Answer all questions with this outcome."""
         for key in list(self._open):
             self.answered(key, out, outcome)
 
     def keys(self) -> list[str]:
-        """The unanswered questions, for time-out errors."""
+        """Return the keys of the unanswered questions, for time-out errors."""
         return sorted(self._open)
 
     def forget(self, request_id: int) -> None:
@@ -84,7 +88,7 @@ class Questions:
                     del self._open[key]
 
     def repeat(self, now: float, out: Effects) -> None:
-        """Send those again that are due."""
+        """Send the due questions again."""
         for question in self._open.values():
             if now >= question.again_at:
                 question.again_at = now + self._resend_s
@@ -98,10 +102,10 @@ class Questions:
 
 
 class Unanswered:
-    """The questions that each peer was asked since it was last heard of.
+    """The number of questions to each peer since its last message.
 
-    address_of:  where a peer listens; empty for the scheduler, None for nowhere
-    counts:      questions by peer
+    address_of:  the address where a peer listens; empty for the scheduler, None for nowhere
+    counts:      the number of questions by peer
     """
 
     def __init__(self, address_of: Callable[[str], str | None]) -> None:
@@ -109,15 +113,15 @@ class Unanswered:
         self._address_of = address_of
 
     def asked(self, to: str, out: Effects) -> None:
-        """Count a question; after several of them have the peer dialled anew."""
+        """Count a question to a peer; redial the peer after every `REDIAL_AFTER` of them."""
         count = self.counts[to] = self.counts.get(to, 0) + 1
         if count % REDIAL_AFTER == 0 and (address := self._address_of(to)) is not None:
             out.append(Redial(to, address))
 
     def heard(self, sender: str) -> None:
-        """Note that a message of a peer has come."""
+        """Note that a message from a peer has arrived."""
         self.counts.pop(sender, None)
 
     def forget(self) -> None:
-        """Begin anew, as peers change."""
+        """Reset all counts, because the peers change."""
         self.counts.clear()

@@ -15,14 +15,14 @@ from shoal.tables.spec import TableSpec
 class PushOp(msgspec.Struct, frozen=True):
     """Push values for `rows` of a table, or for the sorted int64 `keys` among them.
 
-    All buffers are bytes and borrowed. Of a sparse table `rows` are all its slots, and `keys` are
-    uint64, which are put in the order of their slots if several servers have them.
+    All buffers are bytes and borrowed. For a sparse table `rows` are all its hash slots, and `keys`
+    are uint64, which are sorted by hash slot if several servers have them.
 
     Attributes:
-        ordered: whether keys of a sparse table are in the order of their slots.
-        slots: to assign the rows' whole state: each slot of a dense table's access method, of as
-            many bytes as `values`.
-        lr: learning rate in place of the table's.
+        ordered: whether the keys of a sparse table are in the order of their hash slots.
+        slots: the slots of a dense table's access method, each of as many bytes as `values`, to
+            assign the whole state of the rows.
+        lr: the learning rate in place of that of the table.
     """
 
     table: str
@@ -43,12 +43,12 @@ class Answer:
         self.data = memoryview(b"")
 
     def take(self, data: memoryview) -> None:
-        """It has come."""
+        """Store the answer, which has arrived."""
         self.data = data
 
 
 class Scan(Answer):
-    """Receives all rows of a range of a sparse table's slots, in a piece for each server's part."""
+    """Receives all rows of a range of a sparse table's hash slots, in a piece for each part."""
 
     __slots__ = ("pieces",)
 
@@ -57,19 +57,21 @@ class Scan(Answer):
         self.pieces: list[memoryview] = []
 
     def take(self, data: memoryview) -> None:
-        """A server's part has come; a part that is cut for other servers comes in several."""
+        """Add a piece of a server's part; a part that is cut for other servers has several."""
         self.pieces.append(data)
 
 
 class PullOp(msgspec.Struct, frozen=True):
     """Pull rows of a table into `out` (bytes), or each row of a sparse table into its own view.
 
-    Of a custom table: a call (`tables.custom.calls`) in place of the keys, to the server whose
-    slots `rows` are, and an `Answer`. Of a sparse table without keys: a `Scan` of its slots `rows`.
+    For a custom table `keys` is a call (`tables.custom.calls`) to the server that has the hash
+    slots `rows`, and `out` is an `Answer`. For a sparse table without keys `out` is a `Scan` of the
+    hash slots `rows`.
 
     Attributes:
-        ordered: whether keys of a sparse table are in the order of their slots.
-        slots: where each slot of a dense table's access method goes, of as many bytes as `out`.
+        ordered: whether the keys of a sparse table are in the order of their hash slots.
+        slots: the destinations of the slots of a dense table's access method, each of as many bytes
+            as `out`.
     """
 
     table: str
@@ -84,18 +86,18 @@ class Exchange(msgspec.Struct, frozen=True):
     """Push, then advance, then pull: any of the three. Reuse the object to repeat the exchange.
 
     Attributes:
-        pushes: what to push.
+        pushes: the pushes.
         advance: whether this worker has finished its current clock.
-        pulls: what to pull, after push and advance.
-        after: ids of requests that have to be resolved first.
-        timeout_s: seconds until an urgent probe; after twice this time the request fails. None for
-            the worker's option.
-        weight: weight of the pushes in their round, > 0.
-        assign: write the pushed rows past the access method.
+        pulls: the pulls, which come after the pushes and the advance.
+        after: the ids of requests that have to be resolved first.
+        timeout_s: the seconds until an urgent probe; after twice this time the request fails. None
+            for the worker's option.
+        weight: the weight of the pushes in their round, > 0.
+        assign: whether the pushed rows are written without the access method.
         last: whether this worker has finished every later clock as well.
-        updates: of rows that are assigned with their slots, how many updates they have had.
-        at: clock to which this worker goes on first, if it is not there yet.
-        route: cache of the router that has cut this exchange.
+        updates: the number of updates that rows which are assigned with their slots have had.
+        at: the clock to which a lower clock of this worker is raised first.
+        route: the cache of the router that has cut this exchange.
     """
 
     pushes: tuple[PushOp, ...] = ()
@@ -115,9 +117,10 @@ class Reduce(msgspec.Struct, frozen=True):
     """Sum a tensor over all workers, in place. All workers ask for the same in the same order.
 
     Attributes:
-        values: the tensor's bytes, borrowed.
-        add: add(into, other) adds whole elements: into += other.
-        finish: finish(into, workers) is applied to each part of the sum, on one worker.
+        values: the bytes of the tensor, borrowed.
+        add: the function add(into, other) that adds whole elements: into += other.
+        finish: the function finish(into, workers) that is applied to each part of the sum, on one
+            worker.
     """
 
     values: memoryview
@@ -129,18 +132,19 @@ class NeighbourExchange(msgspec.Struct, frozen=True):
     """Send values to this worker's neighbours, and take theirs. Resolved with a `Neighbourhood`.
 
     Attributes:
-        name: tells exchanges of several models apart; the same on all workers.
-        graph: whose neighbours: "complete" (every other worker), or "ring" (the workers of the next
-            higher and lower rank).
+        name: the name that tells exchanges of several models apart; the same on all workers.
+        graph: the graph that has the neighbours: "complete" (every other worker), or "ring" (the
+            workers of the next higher and lower rank).
         buffers: the values, copied at once; none are sent if it is empty.
         ordered: whether neighbours get and take all versions in order; otherwise the newest one, as
             often as the link allows, and once.
-        wait: for what: "all" (a version of each neighbour that is as late as this worker's last
-            one), "any" (one that this worker has not taken yet, or another view), or "none".
-        hurries: whether neighbours that were late for the exchange before, if there is a time-out,
+        wait: the condition to wait for: "all" (a version of each neighbour that is as late as this
+            worker's last one), "any" (a version that this worker has not taken yet, or another
+            view), or "none".
+        hurries: whether neighbours that were late for an earlier exchange, if there is a time-out,
             are not waited for again until they have caught up.
-        phase: this worker's; versions of an earlier one count no more.
-        clocks: what the neighbours are told with the values (`NeighbourPiece`).
+        phase: the phase of this worker; versions of an earlier phase are ignored.
+        clocks: the clocks that are sent with the values (`NeighbourPiece`).
     """
 
     name: str
@@ -157,9 +161,9 @@ class NeighbourValues(msgspec.Struct, frozen=True):
     """A neighbour's values, which stay as they are until the next `NeighbourExchange`.
 
     Attributes:
-        rank: the neighbour's.
+        rank: the rank of the neighbour.
         buffers: the values.
-        clocks: what it said with them.
+        clocks: the clocks that it has sent with the values.
     """
 
     rank: int
@@ -171,10 +175,11 @@ class Neighbourhood(msgspec.Struct, frozen=True):
     """The result of a `NeighbourExchange`.
 
     Attributes:
-        values: of the neighbours, by rank: in order of all that are not late; otherwise, and of
-            late ones, where a version has come that this worker had not taken yet.
+        values: the values of the neighbours, by rank. In an ordered exchange every neighbour that
+            is not late has values. A late neighbour has values only if a version has arrived that
+            this worker had not taken yet; so has every neighbour in an unordered exchange.
         degree: the number of neighbours.
-        ranks: of all workers in the view.
+        ranks: the ranks of all workers in the view that have not left.
     """
 
     values: tuple[NeighbourValues, ...]
@@ -189,7 +194,7 @@ class DeclareTable(msgspec.Struct, frozen=True):
 
 
 class EnterBarrier(msgspec.Struct, frozen=True):
-    """Enter a barrier; resolved when all members of `groups` have."""
+    """Enter a barrier; resolved when all members of `groups` have entered it."""
 
     name: str
     groups: tuple[Group, ...] = ("workers",)
@@ -208,7 +213,7 @@ class SaveCheckpoint(msgspec.Struct, frozen=True):
 
 
 class GoAway(msgspec.Struct, frozen=True):
-    """Have a server leave after its shards have migrated."""
+    """Ask a server to leave after its shards have migrated."""
 
 
 class FinishWork(msgspec.Struct, frozen=True):
@@ -232,12 +237,12 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Yielded by a program to begin a request without waiting; it is sent a ticket."""
+    """Yielded by a program to begin a request without waiting; the program is sent a ticket."""
 
     request: Exchange | DeclareTable
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Yielded by a program to wait for a ticket; it is sent the outcome."""
+    """Yielded by a program to wait for a ticket; the program is sent the outcome."""
 
     ticket: int

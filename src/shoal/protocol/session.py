@@ -1,7 +1,7 @@
-"""Session: a member's exchange with the scheduler: join, heartbeats, views, barriers, shutdown.
+"""Session: a member's conversation with the scheduler: join, heartbeats, views, barriers, shutdown.
 
-Servers and workers have a session each, the part that their machines share. It appends its effects
-to the list that its caller passes.
+Every server and worker has a session, the part that their machines share. It appends its effects to
+the list that its caller passes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ START_AGAIN = "it was declared dead; start it again so that it joins anew"
 
 
 class Session:
-    """A member's exchange with the scheduler."""
+    """A member's conversation with the scheduler."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class Session:
         self._join = Join(me, role, address, host, rank, process, *more)
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
-        self.ends_by = inf  # set once this server was told of the end, and has said so
+        self.ends_by = inf  # set once this server has received and confirmed the end
         self._heard_at = -inf
-        self._held_up_s = 0.0  # since then
+        self._held_up_s = 0.0  # the time since then in which this process did not run
         self.unanswered = Unanswered(self._listens_at)
         self.cut_off = False  # the connection to the scheduler broke; it was not heard of since
-        self._closed_at = inf  # when the scheduler's host did that; its path was not silent
+        self._closed_at = inf  # when the scheduler's host closed the connection; inf if it did not
         self._due = -inf  # nothing is due before; it may be earlier than necessary
         self._generations: dict[str, int] = {}
         self._questions = Questions(self.options.resend_s)
@@ -120,22 +120,22 @@ class Session:
         return name_of(self.role, self.rank, self.group) if self.rank >= 0 else self.role
 
     def name_of(self, node: NodeId) -> str:
-        """The name of another member; the node's id if the view does not have it."""
+        """Return the name of another member; its node id if the view does not have it."""
         member = self.view.member(node) if self.view else None
         return member.name if member else node
 
     def role_of(self, node: NodeId) -> Role | None:
-        """The role of another member; None if the view does not have it."""
+        """Return the role of another member; None if the view does not have it."""
         return self._roles.get(node)
 
     @property
     def process(self) -> int:
-        """Process id of this member on its host."""
+        """The process id of this member on its host."""
         return self._join.process
 
     @property
     def heard_at(self) -> float:
-        return self._heard_at  # the scheduler
+        return self._heard_at  # the time of the scheduler's last message
 
     @property
     def address(self) -> str:
@@ -202,7 +202,7 @@ class Session:
             self._questions.answered("lease", out, Outcome(value=message))
 
     def ask(self, key: str, request_id: int, question: Message, now: float, out: Effects) -> None:
-        """Send a question and repeat it until `answered(key)`, for all of its requests."""
+        """Send a question and repeat it until `answered(key)`, which resolves all its requests."""
         again_at = self._questions.ask(key, request_id, question, now, out)
         self._due = min(self._due, again_at)
 
@@ -210,7 +210,7 @@ class Session:
         self._questions.answered(key, out, outcome)
 
     def questions(self) -> list[str]:
-        """The unanswered questions, for time-out errors."""
+        """Return the keys of the unanswered questions, for time-out errors."""
         return self._questions.keys()
 
     def forget(self, request_id: int) -> None:
@@ -265,12 +265,12 @@ class Session:
 
     @property
     def silent_since(self) -> float:
-        """The scheduler's last message, later by the time that this process did not run since."""
+        """The time of the scheduler's last message, plus the time that this process was held up."""
         return self._heard_at + self._held_up_s
 
     @property
     def _farewell_at(self) -> float:
-        """When the end of this member's work needs no answer any more: it has ended, it seems."""
+        """The time when `Finish` needs no answer any more: the scheduler seems to have ended."""
         gone = self.cut_off and "finish" in self._questions
         return self._closed_at + self.options.farewell_s if gone else inf
 
@@ -279,7 +279,7 @@ class Session:
         return self.options.recall_s if self.cut_off else self.options.heartbeat_s
 
     def peer_lost(self, node: NodeId, now: float, closed: bool) -> None:
-        """Reconnect to the scheduler, which never connects to members, after it restarted."""
+        """Send a heartbeat soon, which reconnects: the scheduler never connects to members."""
         if node == SCHEDULER and self.view is not None and not self.ended:
             self.cut_off, self._closed_at = True, now if closed else inf
             self._again_at = min(self._again_at, now + self._pause)
@@ -298,12 +298,12 @@ class Session:
         )
 
     def handle(self, message: Message, now: float, out: Effects) -> View | None:
-        """Handle a message of the scheduler; returns the new view if it brought one."""
+        """Handle a message of the scheduler; return the new view if the message has one."""
         self._heard_at, self._held_up_s, self.cut_off = now, 0.0, False
         self.unanswered.heard(SCHEDULER)
         match message:
             case Joined(incarnation, rank, run):
-                anew = run != self.run  # the scheduler is, and counts from 1
+                anew = run != self.run  # another scheduler, which counts incarnations from 1
                 if self.view is not None and incarnation > self.incarnation:
                     self.stop(out, DeclaredDead(f"{self.name} has a successor: {START_AGAIN}"))
                 elif self.view is None and (incarnation > self.incarnation or anew):
@@ -346,15 +346,15 @@ class Session:
         return None
 
     def ask_for_view(self, out: Effects) -> None:
-        """Send a heartbeat, which tells the scheduler which view is here: it sends a newer one."""
+        """Send a heartbeat with the id of this view: the scheduler answers with a newer view."""
         if self.view is not None:
             out.append(Send(SCHEDULER, Heartbeat(self.incarnation, self.view_id)))
 
     def adopt(self, view: View, out: Effects) -> View | None:
-        """Adopt a view; returns it, unless it is not newer or is without this member.
+        """Adopt a view and return it; None if it is not newer or is without this member.
 
-        A node that is not in it may still be there, in the view before. What is under way to it
-        must not be read any more: its memory is given back because of the new view.
+        A node that the view lacks may still run, in the view before. It must not read messages that
+        are under way to it: because of the new view their buffers go back to their owners.
         """
         if view.id <= self.view_id:
             return None
@@ -382,7 +382,7 @@ class Session:
         """End this member: in order, or with an error."""
         self.ended = True
         self._due = inf
-        if error is None:  # the run ends in order once all have finished: that was heard
+        if error is None:  # a run ends in order once all have finished: `Finish` has arrived
             self.answered("finish", out)
         ended = Outcome(error=error or RunAborted("the run has ended"))
         self._questions.end(ended, out)

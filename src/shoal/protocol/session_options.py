@@ -9,20 +9,21 @@ class SessionOptions(msgspec.Struct, frozen=True):
     """Options of a session.
 
     Attributes:
-        join_timeout_s: seconds to wait for the first view.
-        heartbeat_s: seconds between heartbeats.
-        resend_s: seconds between repetitions of an unanswered question to the scheduler.
-        silence_s: seconds without any answer from the scheduler until the member gives up.
-        farewell_s: the same where only the end of the member's work is unanswered and the
-            scheduler's host has closed the connection, because one that has ended the run does not
-            answer; and where a server was told to leave, whose rows nobody will move. Also how long
-            a server waits until the scheduler knows that it was told of the end.
-        recall_s: seconds between heartbeats after the connection to the scheduler broke.
-        thaw_s: the same until a frozen server asks the others to continue without a new view.
-        group: worker group; "" is the first group.
-        group_size: workers that make an attached group complete.
-        namespace: prefix of the worker's table names.
-        memory: bytes that a server has for its tables; 0 if there is no limit.
+        join_timeout_s: the seconds to wait for the first view.
+        heartbeat_s: the seconds between heartbeats.
+        resend_s: the seconds between repetitions of an unanswered question to the scheduler.
+        silence_s: the seconds without any answer from the scheduler until the member ends.
+        farewell_s: the same if only `Finish` is unanswered and the scheduler's host has closed the
+            connection, because a scheduler that has ended the run does not answer; and for a server
+            that was told to leave, whose rows nobody will move. Also the seconds that a server
+            waits for the scheduler to receive its confirmation of the end.
+        recall_s: the seconds between heartbeats after the connection to the scheduler broke.
+        thaw_s: the seconds without a message of the scheduler until a frozen server asks the others
+            to continue without a new view.
+        group: the worker group; "" is the first group.
+        group_size: the number of workers that makes an attached group complete.
+        namespace: the prefix of the worker's table names.
+        memory: the bytes that a server has for its tables; 0 if there is no limit.
     """
 
     join_timeout_s: float = 60.0
@@ -38,7 +39,11 @@ class SessionOptions(msgspec.Struct, frozen=True):
     memory: int = 0
 
     def too_late(self, name: str, joined: bool) -> str:
-        """Return why a member has no view in time: its role or name, and whether it has joined."""
+        """Return why a member got no view in time.
+
+        name: the name of the member, or its role if it has not joined
+        joined: whether the member has joined
+        """
         limit = self.join_timeout_s
         if not joined:
             return (

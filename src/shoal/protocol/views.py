@@ -26,14 +26,14 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     A worker counts in the rounds `[first_clock, last_clock)`.
 
     Attributes:
-        id: name of the node.
+        id: the name of the node.
         role: "scheduler", "server" or "worker".
-        rank: from 0, by role and group.
-        incarnation: number of this admission, unique in the run.
-        done_clock: of a dead worker: its pushes below this clock are on all servers.
-        process: process id on its host; 0 if no parent can report its end.
-        group: worker group, which shares clocks, leases and barriers; "" is the first group.
-        group_size: workers that make an attached group complete.
+        rank: the number within its role and group, from 0.
+        incarnation: the number of this admission, unique in the run.
+        done_clock: the clock below which all pushes of a dead worker are on all servers.
+        process: the process id on its host; 0 if no parent can report its end.
+        group: the worker group, which shares clocks, leases and barriers; "" is the first group.
+        group_size: the number of workers that makes an attached group complete.
     """
 
     id: Name
@@ -51,17 +51,17 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> str:
-        """Readable name, such as server-1."""
+        """The readable name, such as server-1."""
         return name_of(self.role, self.rank, self.group)
 
 
 def valid_group(name: str) -> bool:
-    """Whether this is a valid name of a worker group or namespace ("" is the first group)."""
+    """Return whether a name is valid for a worker group or namespace ("" is the first group)."""
     return re.fullmatch(r"[A-Za-z0-9_-]{0,64}", name) is not None
 
 
 def name_of(role: Role, rank: int, group: str = "") -> str:
-    """The readable name of a member.
+    """Return the readable name of a member.
 
     >>> name_of("server", 1), name_of("worker", 0, "eval")
     ('server-1', 'eval/worker-0')
@@ -70,14 +70,14 @@ def name_of(role: Role, rank: int, group: str = "") -> str:
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):
-    """Placement of a shard: its rows, which are whole fragments, and its chain of servers.
+    """The placement of a shard: its rows, which are whole fragments, and its chain of servers.
 
     Attributes:
-        rows: rows of a dense table, hash slots of others.
-        chain: ranks of servers. The first is the *head* and takes pushes; the last is the *tail*
-            and answers pulls.
-        syncing_since: number of the view in which the chain's last server, the *syncing replica*,
-            began to receive the rows; 0 if there is none.
+        rows: the rows of a dense table, the hash slots of others.
+        chain: the ranks of servers. The first is the *head* and takes pushes; the last one that is
+            in sync is the *tail* and answers pulls.
+        syncing_since: the number of the view in which the chain's last server, the *syncing
+            replica*, began to receive the rows; 0 if there is none.
     """
 
     rows: KeyRange
@@ -86,17 +86,17 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def in_sync(self) -> tuple[int, ...]:
-        """The servers that have all rows of the shard."""
+        """The ranks of the servers that have all rows of the shard."""
         return self.chain[:-1] if self.syncing_since else self.chain
 
     @property
     def head(self) -> int:
-        """Rank of the server that takes pushes."""
+        """The rank of the server that takes pushes."""
         return self.chain[0]
 
     @property
     def tail(self) -> int:
-        """Rank of the server that answers pulls."""
+        """The rank of the server that answers pulls."""
         return self.chain[-2] if self.syncing_since else self.chain[-1]
 
 
@@ -108,12 +108,12 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     """A numbered membership. `(term, number)` orders views; a scheduler's restart begins a term.
 
     Attributes:
-        servers: by rank.
-        workers: by group and rank.
-        tables: every table of the run.
-        placements: of each table, in key order.
-        departed: workers that left with a last clock that some server may not have reached yet.
-        reason: why this view was made.
+        servers: the servers, by rank.
+        workers: the workers, by group and rank.
+        tables: the tables of the run.
+        placements: the placements of each table, in key order.
+        departed: the workers that left with a last clock that some server may not have reached.
+        reason: the reason for this view.
         checkpoint_clocks: the latest clocks that have a checkpoint, if views name them.
     """
 
@@ -129,23 +129,23 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def id(self) -> ViewId:
-        """(term, number)."""
+        """The pair (term, number)."""
         return (self.term, self.number)
 
     def member(self, node: NodeId) -> Member | None:
-        """The member of that node."""
+        """Return the member of a node; None if the view does not have it."""
         return next((m for m in (*self.servers, *self.workers) if m.id == node), None)
 
     def group(self, name: str) -> tuple[Member, ...]:
-        """The workers of a group."""
+        """Return the workers of a group."""
         return tuple(member for member in self.workers if member.group == name)
 
     def groups(self) -> set[str]:
-        """The groups with workers or tables in this view, and the first group."""
+        """Return the groups with workers or tables in this view, and the first group."""
         return {"", *(m.group for m in self.workers), *(spec.group for spec in self.tables)}
 
     def placements_of(self, table: str) -> tuple[Placement, ...]:
-        """The placements of a table of this view."""
+        """Return the placements of a table of this view."""
         return next(
             placements
             for spec, placements in zip(self.tables, self.placements, strict=True)
@@ -153,7 +153,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def problem(self) -> str:
-        """Why no scheduler has made this view; empty if one may have."""
+        """Return why no scheduler can have made this view; empty if one may have."""
         here = {member.rank for member in self.servers}
         members = (*self.servers, *self.workers)
         if len(here) != len(self.servers) or len({m.id for m in members}) != len(members):
@@ -182,12 +182,12 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         return ""
 
     def named(self, table: str) -> int | None:
-        """The number of the table of that name."""
+        """Return the number of the table with a name; None if the view does not have it."""
         return next((i for i, spec in enumerate(self.tables) if spec.name == table), None)
 
 
 def gone(before: View, view: View) -> list[NodeId]:
-    """The nodes of the members of a view that are not in the next one, or there as another self."""
+    """Return the nodes of members that the next view lacks, or has with another incarnation."""
     here = {(member.id, member.incarnation) for member in (*view.servers, *view.workers)}
     return [
         member.id

@@ -61,7 +61,7 @@ class Embedding(torch.nn.Module):
         access: access method of the rows; Access("adagrad", {"lr": 0.01}) by default.
         init: initial rows; N(0, 0.05²) with the table name's CRC-32 as seed by default. torch's
             default is N(0, 1), which AdaGrad's small steps take long to leave:
-            `shoal.Init.normal()`.
+            `shoal.tables.Init.normal()`.
         consistency: asp() by default.
         merge: how the gradients of one round are merged: "mean" (weighted) or "sum".
         dtype: torch.float32 or torch.float64.
@@ -82,8 +82,8 @@ class Embedding(torch.nn.Module):
     Example:
         >>> import shoal, torch
         >>> context = shoal.init()
-        >>> sgd = shoal.Access("sgd", {"lr": 1.0})
-        >>> ones = shoal.Init("constant", 1.0)
+        >>> sgd = shoal.tables.Access("sgd", {"lr": 1.0})
+        >>> ones = shoal.tables.Init("constant", 1.0)
         >>> words = shoal.nn.Embedding(None, 2, access=sgd, init=ones, table="docs/words")
         >>> words(torch.tensor([3, 99, 3])).sum().backward()
         >>> shoal.nn.push(words).wait()

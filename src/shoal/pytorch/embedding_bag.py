@@ -33,7 +33,7 @@ class EmbeddingBag(Embedding):
     Example:
         >>> import shoal, torch
         >>> context = shoal.init()
-        >>> ones = shoal.Init("constant", 1.0)
+        >>> ones = shoal.tables.Init("constant", 1.0)
         >>> bags = shoal.nn.EmbeddingBag(None, 2, mode="sum", init=ones, table="docs/bags")
         >>> bags(torch.tensor([[3, 99, 3], [1, 2, 3]])).tolist()
         [[3.0, 3.0], [3.0, 3.0]]

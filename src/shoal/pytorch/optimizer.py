@@ -394,5 +394,5 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def flat(self) -> dict[str, Tensor]:
-        """The flat parameters, by buffer (`shoal.FlatParams`)."""
+        """The flat parameters, by buffer (`shoal.pytorch.FlatParams`)."""
         return self._model.values

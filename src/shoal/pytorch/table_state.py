@@ -32,13 +32,14 @@ class TableState:
         >>> import shoal
         >>> client = shoal.init().client
         >>> spec = client.create_table(shoal.TableSpec("docs/state", 2))
-        >>> shoal.TableState("docs/state").state_dict()
+        >>> shoal.pytorch.TableState("docs/state").state_dict()
         {'docs/state': tensor([0., 0.])}
 
         With torch's tools:
 
         >>> import torch.distributed.checkpoint as dcp  # doctest: +SKIP
-        >>> dcp.save({"tables": shoal.TableState("w")}, checkpoint_id="saved")  # doctest: +SKIP
+        >>> state = shoal.pytorch.TableState("w")  # doctest: +SKIP
+        >>> dcp.save({"tables": state}, checkpoint_id="saved")  # doctest: +SKIP
     """
 
     def __init__(self, *tables: str, client: Client | None = None) -> None:

@@ -141,7 +141,7 @@ def load_comparison(path: str | Path) -> ComparedRuns:
         UnknownFormat: another version of Shoal has written it.
 
     Example:
-        >>> found = shoal.load_comparison("shoal-runs/compare-mnist-20260101")  # doctest: +SKIP
+        >>> found = shoal.reports.load_comparison("shoal-runs/compare-mnist")  # doctest: +SKIP
         >>> [(row["cell"], row["accuracy"]) for row in found.table()]  # doctest: +SKIP
     """
     folder = ComparisonFolder(Path(path))

@@ -82,7 +82,8 @@ class Curves:
             those of the run, and bytes 0.
 
     Example:
-        >>> run = shoal.load_comparison("shoal-runs/compare-mnist").cells[0]  # doctest: +SKIP
+        >>> found = shoal.reports.load_comparison("shoal-runs/compare-mnist")  # doctest: +SKIP
+        >>> run = found.cells[0]  # doctest: +SKIP
         >>> [(point.seconds, point.value) for point in run.curves[0].accuracy]  # doctest: +SKIP
     """
 

@@ -1,1 +1,1 @@
-"""What runs leave on disk."""
+"""The files that runs leave on disk."""

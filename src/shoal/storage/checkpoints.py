@@ -1,8 +1,8 @@
 """Checkpoints on disk, written during training: a folder for each clock, a file for each shard.
 
 A file is written whole, and has a checksum and the names of all tables of the run. A checkpoint is
-complete when its files cover every table: no other file says so. That of a run without servers has
-no rows, but a file of each worker, which says which workers there are.
+complete when its files cover every table: no other file says so. A checkpoint of a run without
+servers has no rows, but a file of each worker, which lists the ranks of all workers.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from shoal.storage.shards import SavedShards
 
-WORKERS = "workers"  # in what a worker's file says: the ranks that make a checkpoint without rows
-WAITING_BYTES = 1 << 30  # of shards that wait to be written; a single one may be larger
+WORKERS = "workers"  # in a worker's metadata: the ranks that form a checkpoint without rows
+WAITING_BYTES = 1 << 30  # of shards that wait to be written; a single shard may be larger
 
 log = logging.getLogger("shoal.checkpoints")
 
@@ -51,12 +51,12 @@ class Writer:
     A file that cannot be written, or not as fast as others follow, is left out: its checkpoint
     stays incomplete, the one before it counts, and the server continues.
 
-    folder:      returns the folder of all checkpoints; called at each write
-    offset:      clock of the checkpoint that the run continues from
-    left_out:    called, in that thread or the caller's, when a file is left out
-    keep:        number of complete checkpoints to keep, the last ones; 0: all
-    most_bytes:  limit for shards that wait to be written
-    origin:      returns the run's name and the view; called by `put`
+    folder:      the function that returns the folder of all checkpoints; called at each write
+    offset:      the clock of the checkpoint that the run continues from
+    left_out:    the function that is called, in any thread, when a file is left out
+    keep:        the number of complete checkpoints to keep, the last ones; 0 for all
+    most_bytes:  the limit for shards that wait to be written
+    origin:      the function that returns the run's name and the view; called by `put`
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Writer:
             self._waiting.put((save, Origin(run, save.clock + self._offset, view)))
 
     def close(self) -> None:
-        """Write what waits, then end the thread."""
+        """Write the files that wait, then end the thread."""
         self._waiting.put(None)
         self._thread.join()
 
@@ -124,7 +124,7 @@ def _size(save: Save) -> int:
 def _write(folder: Path, save: Save, origin: Origin, before: tuple[str, str] | None) -> str:
     """Write a file and return its checksum.
 
-    before:  folder and checksum of the file whose changes it has
+    before:  the folder and the checksum of the file to which it has the changes; None for all rows
     """
     metadata = origin.told()
     if before is not None:
@@ -145,7 +145,10 @@ def _write_rows(
     names: Sequence[str],
     metadata: Mapping[str, str],
 ) -> str:
-    """Write a file and return its checksum; `names` are those of all tables of the run."""
+    """Write a file and return its checksum.
+
+    names:  the names of all tables of the run
+    """
     tensors = {f"0.{name}": tensor.contiguous() for name, tensor in state.items()}
     described: Tables = [(spec, (rows.start, rows.stop))]
     told = {
@@ -159,8 +162,8 @@ class Checkpoints:
     """The checkpoints of a run.
 
     Args:
-        folder: where they are.
-        workers: whose state files belong to a checkpoint, which is not complete without them.
+        folder: the folder of the checkpoints.
+        workers: the number of workers, without whose state files a checkpoint is not complete.
     """
 
     def __init__(self, folder: Path, workers: int = 0) -> None:
@@ -168,12 +171,12 @@ class Checkpoints:
         self._workers = workers
 
     def choose(self, clock: int = -1) -> int:
-        """The clock of the newest complete checkpoint, or that one, once it has been verified.
+        """Verify the checkpoint at `clock`, or the newest complete one, and return its clock.
 
         Raises:
-            DataMissing: there is none
-            DataCorrupt: a file is not as it was written; the text names the last good one
-            UnknownFormat: another version of Shoal has written them
+            DataMissing: there is no such complete checkpoint
+            DataCorrupt: a file is not as it was written; the text names the last intact checkpoint
+            UnknownFormat: another version of Shoal has written a file
         """
         lacking = {each: self.lacks(each) for each in self._clocks()}
         complete = [each for each, lack in lacking.items() if not lack]
@@ -194,11 +197,11 @@ class Checkpoints:
         return chosen
 
     def add(self, clock: int, ended: SavedShards) -> None:
-        """Write a checkpoint of the rows that a run had at its end.
+        """Write a checkpoint at `clock` of the rows that a run had at its end.
 
         Raises:
             DataCorrupt: a file of the run is not as it was written
-            OSError, SafetensorError: as writing does
+            OSError, SafetensorError: a file cannot be written
         """
         names, origin = list(ended.tables), Origin(ended.run, clock)
         for number, name in enumerate(names):
@@ -207,11 +210,11 @@ class Checkpoints:
                 _write_rows(path, part.spec, part.rows, state, names, origin.told())
 
     def complete(self) -> list[int]:
-        """The clocks of those that can be resumed from, unless they are damaged."""
+        """Return the clocks of the complete checkpoints, whose files may be damaged."""
         return [clock for clock in self._clocks() if not self.lacks(clock)]
 
     def prune(self, keep: int) -> None:
-        """Remove all but the last complete checkpoints, the files that these need, and newer ones.
+        """Remove checkpoints before the last `keep` complete ones, except those that these need.
 
         A checkpoint with an unreadable file does not count as complete. All servers of a run may
         prune at once.
@@ -228,11 +231,11 @@ class Checkpoints:
                 rmtree(self.path(clock), ignore_errors=True)
 
     def has_rows(self, clock: int) -> bool:
-        """Whether servers have written it."""
+        """Return whether servers have written rows at a clock."""
         return bool(self._files(clock))
 
     def keep(self, count: int) -> None:
-        """Prune, after a write: if that fails, the next one tries again. 0 keeps all."""
+        """Prune after a write, unless `count` is 0; if that fails, the next write tries again."""
         try:
             if count:
                 self.prune(count)
@@ -248,13 +251,13 @@ class Checkpoints:
         return sorted(int(each.name) for each in self.folder.iterdir() if each.name.isdecimal())
 
     def _files(self, clock: int) -> list[Path]:
-        """The files of rows; workers have others."""
+        """Return the files of rows at a clock, without the files of workers."""
         return sorted(self.path(clock).glob("shard-*.safetensors"))
 
     def lacks(self, clock: int, unreadable: bool = True) -> str:
-        """What a checkpoint lacks; "" if its files cover all tables, and workers' are there.
+        """Return what a checkpoint lacks; "" if all rows and the files of all workers are there.
 
-        unreadable:  whether it counts as complete where a file is damaged
+        unreadable:  whether a checkpoint with a damaged file counts as complete
         """
         try:
             alone = self._alone(clock)
@@ -270,7 +273,7 @@ class Checkpoints:
         return lacking or next((f"{each} is not there" for each in files if not each.is_file()), "")
 
     def _alone(self, clock: int) -> set[int]:
-        """The ranks that make a checkpoint without rows, as any of them says."""
+        """Return the ranks that form a checkpoint without rows, as listed in its files."""
         if self.has_rows(clock):
             return set()
         files = sorted(self.path(clock).glob("worker-*.safetensors"))
@@ -278,10 +281,10 @@ class Checkpoints:
         return {int(rank) for ranks in told for rank in ranks.split(",") if rank}
 
     def _lacks_rows(self, clock: int) -> str:
-        """What is lacking of the tables."""
+        """Return what a checkpoint lacks of its tables; "" if nothing."""
         held: defaultdict[str, list[KeyRange]] = defaultdict(list)
         specs: dict[str, TableSpec] = {}
-        wanted: dict[str, Path] = {}  # tables, and a file that names each
+        wanted: dict[str, Path] = {}  # tables, each with a file that names it
         for path in self._files(clock):
             with_earlier(path)
             told = read_told(path)
@@ -297,8 +300,10 @@ class Checkpoints:
         return "" if wanted else f"{self.path(clock)} has no rows"
 
     def _damage(self, clock: int) -> str:
-        """The damage of the first file that is not as it was written, or was written elsewhere; ""
-        if there is none."""
+        """Return the damage of the first file that is not as it was written; "" if there is none.
+
+        A file of another run or clock is damaged as well.
+        """
         files = sorted(self.path(clock).glob("*.safetensors"))
         try:
             check_origins(files, clock)

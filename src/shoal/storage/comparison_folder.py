@@ -27,7 +27,7 @@ from shoal.storage.files import (
 )
 from shoal.storage.run_folder import RunFolder, stamped_folder
 
-CellRecord = tuple[str, str, dict[str, Any]]  # name, the folder's, values by axis
+CellRecord = tuple[str, str, dict[str, Any]]  # name, folder's name, values by axis
 
 
 class ComparisonFolder:
@@ -42,7 +42,7 @@ class ComparisonFolder:
 
     @classmethod
     def create(cls, parent: Path, title: str) -> ComparisonFolder:
-        """A fresh folder named by title and time, which only its owner may enter."""
+        """Create a fresh folder named by title and time, which only its owner may enter."""
         return cls(stamped_folder(parent, title))
 
     def write_comparison(self, toml: str) -> None:
@@ -53,7 +53,7 @@ class ComparisonFolder:
         write_whole(self._listed, json.dumps({FORMAT_KEY: FORMAT, "cells": cells}, indent=2))
 
     def read_cells(self) -> list[CellRecord]:
-        """The cells, without importing what they name.
+        """Read the cells, without importing the code that they name.
 
         Raises:
             DataMissing: there are none
@@ -68,11 +68,11 @@ class ComparisonFolder:
             raise damaged(self._listed, str(error)) from None
 
     def runs(self, cell: str, seed: int) -> Path:
-        """The folder with the runs of a cell and a seed; one of them has ended, at most."""
+        """Return the folder with the runs of a cell and a seed, of which at most one has ended."""
         return self.cells / f"{cell}-seed{seed}"
 
     def ended(self, cell: str, seed: int) -> RunFolder | None:
-        """The run of a cell and a seed that has come to its end, and whose files are whole."""
+        """Return the run of a cell and a seed that has ended with whole files; None without one."""
         for summary in sorted(self.runs(cell, seed).glob("*/summary.json")):
             run = RunFolder(summary.parent)
             with suppress(DataCorrupt, UnknownFormat):

@@ -31,7 +31,7 @@ Figure = float | None  # None: not a number
 
 
 class Event(msgspec.Struct):
-    """What each line has. Kinds that are read again have more; a reader ignores all else."""
+    """The fields of every event; kinds that are read again have more, and others are ignored."""
 
     t: float
     kind: str
@@ -59,7 +59,7 @@ class _Step(_OfWorker):
 
 
 class _End(Event):
-    """Of other workloads than `shoal train`, without figures."""
+    """The end of a worker; workloads other than `shoal train` record it without figures."""
 
     seconds: float = 0.0
     idle_s: float = 0.0
@@ -76,7 +76,7 @@ class _Eval(_OfWorker):
 
 
 class _Logged(_OfWorker):
-    """By a user's code."""
+    """Figures that a user's code has recorded."""
 
     rank: Count
     step: Count
@@ -88,7 +88,7 @@ class _Named(Event):
 
 
 class _Lost(_Named):
-    """By the scheduler: `process` is the member's, on its host."""
+    """The loss of a member, recorded by the scheduler; `process` is its process on its host."""
 
     how: str = ""
     process: Count = 0
@@ -152,10 +152,10 @@ KINDS: dict[str, type[Event]] = {
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """The JSON object in a line.
+    """Decode the JSON object in a line.
 
     Raises:
-        ValueError: it has none
+        ValueError: the line has none
     """
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
@@ -164,10 +164,10 @@ def object_of(line: bytes) -> dict[str, Any]:
 
 
 def event_of(line: bytes) -> dict[str, Any]:
-    """The event in a line.
+    """Decode the event in a line.
 
     Raises:
-        ValueError: it is none
+        ValueError: the line is no event
     """
     event = object_of(line)
     kind = event.get("kind")
@@ -176,10 +176,10 @@ def event_of(line: bytes) -> dict[str, Any]:
 
 
 class EventLog:
-    """Appends events of one node.
+    """Appends the events of one node.
 
     started_at: the run's beginning (`time.time()`); events carry seconds since then as `t`
-    now:        the clock, such as a simulated run's
+    now:        the function that returns the time, such as that of a simulated run
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class EventLog:
         self._started_at = started_at
         self._now = now
         self._lost = 0  # lines that could not be written
-        self._torn = False  # the last one is not whole
+        self._torn = False  # whether the last line is not whole
 
     def write(self, kind: str, **fields: Any) -> None:
         event = {"t": round(self.elapsed(), 6), "kind": kind, "node": self._node, **fields}
@@ -208,7 +208,7 @@ class EventLog:
         self._lost = self._lost + 1 if self._torn else 0
 
     def elapsed(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         return self._now() - self._started_at
 
     def close(self) -> None:
@@ -218,11 +218,11 @@ class EventLog:
 
 
 class NewEvents:
-    """The events of a log that is being written: each call has those since the last one.
+    """The events of a log that is being written: each call returns the events since the last call.
 
-    Lines that are no events are left out, as a full disk makes them.
+    Lines that are no events, as a full disk leaves them, are left out.
 
-    kinds:  of events; those of all others are not read, if any are given
+    kinds:  the kinds of events to read; all kinds if none is given
 
     Raises:
         DataCorrupt: the log cannot be read
@@ -255,7 +255,7 @@ class NewEvents:
 
 
 def process_started_at() -> float:
-    """`time.time()` when this process was started, imports included."""
+    """Return the `time.time()` at which this process was started, before its imports."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         uptime = float(Path("/proc/uptime").read_text().split()[0])

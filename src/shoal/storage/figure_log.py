@@ -18,7 +18,7 @@ from shoal.errors import InvalidValue
 from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
 
-RESERVED = ("t", "step", "rank", "node", "kind", "group")  # of every event, beside its figures
+RESERVED = ("t", "step", "rank", "node", "kind", "group")  # an event's own fields
 NAME_CHARACTERS = 200
 NAMES_MOST = 1000  # in a call
 STEP_BOUND = 1 << 62
@@ -30,9 +30,9 @@ log = logging.getLogger("shoal")
 class FigureLog:
     """Records a worker's figures in the event log of its run, from the first call on.
 
-    folder:  the run's; made at the first call where the run has none yet
-    node:    the worker's name
-    step:    of the first call that does not say its own
+    folder:  the folder of the run; made at the first call if the run has none yet
+    node:    the name of the worker
+    step:    the step of the first call that does not give one
     """
 
     def __init__(self, folder: Path, node: str, rank: int, step: int = 0) -> None:
@@ -43,12 +43,12 @@ class FigureLog:
         self._log: EventLog | None = None
 
     def write(self, figures: Mapping[str, Any], step: Any = None) -> None:
-        """Record numbers by name. A number that is not finite is recorded as none.
+        """Record numbers by name, those that are not finite as None.
 
-        step:  the step that they are of; one more than that of the last call if not given
+        step:  the step of the numbers; one more than that of the last call if not given
 
         Raises:
-            InvalidValue: a name or a value that cannot be recorded; nothing is then
+            InvalidValue: a name or a value cannot be recorded; then nothing is
         """
         number = self._next_step if step is None else _step(step)
         found = {_name(name): _number(name, value) for name, value in figures.items()}
@@ -96,7 +96,7 @@ def _name(name: Any) -> str:
 
 
 def _number(name: str, value: Any) -> float | None:
-    """A figure as the event log has it: a number; None for one that is not finite."""
+    """Return a figure as the event log has it: a number, or None if it is not finite."""
     kind = type(value)
     if kind is not float and kind is not int:
         value = _plain(name, value)
@@ -110,7 +110,7 @@ def _number(name: str, value: Any) -> float | None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A number of Python's from that of another library, such as a tensor with one element."""
+    """Return a Python number for one of another library, such as a tensor with one element."""
     item = getattr(value, "item", None)
     if callable(item):
         try:

@@ -32,9 +32,9 @@ NOT_ARRAYS = (  # what numpy raises where a file of arrays is damaged
 
 
 def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> None:
-    """Write a file that readers see as it was before, or whole; also after a power cut.
+    """Write a file that readers see as it was before, or whole, even after a power cut.
 
-    content:  what is in it; or a function that writes it to the path that it is given
+    content:  the content, or a function that writes it to the path that it is given
     """
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:
@@ -52,7 +52,7 @@ def write_whole(path: Path, content: bytes | str | Callable[[Path], object]) -> 
 
 
 def write_private(path: Path, content: str) -> None:
-    """Write a file as `write_whole` does, which nobody but its owner may read."""
+    """Write a file that only its owner may read, as `write_whole` does."""
 
     def create(fresh: Path) -> None:
         fresh.touch(0o600, exist_ok=False)
@@ -62,22 +62,22 @@ def write_private(path: Path, content: str) -> None:
 
 
 def damaged(path: Path, problem: object) -> DataCorrupt:
-    """The error of a file that is not as it was written."""
+    """Return the error for a file that is not as it was written."""
     return DataCorrupt(f"{path} is damaged: {problem}; restore it from a copy")
 
 
 def unreadable(path: Path, error: OSError) -> DataCorrupt:
-    """The error of a file that the system does not let us read."""
+    """Return the error for a file that the system does not let this process read."""
     return DataCorrupt(f"{path} cannot be read: {error.strerror}; it has to be a file of yours")
 
 
 def open_file(path: Path) -> BufferedReader:
     """Open a regular file to read it.
 
-    Others have no end, or do not open before somebody writes to them.
+    Other files may have no end, or may not open before somebody writes to them.
 
     Raises:
-        OSError: it cannot be opened, or is none
+        OSError: it cannot be opened, or is not a regular file
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -87,11 +87,11 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def read_whole(path: Path, at_most: int = -1) -> bytes:
-    """A file's content, or its first bytes.
+    """Read the content of a file, or its first `at_most` bytes.
 
     Raises:
         DataMissing: it does not exist
-        DataCorrupt: it cannot be read, or is larger than any that is read whole
+        DataCorrupt: it cannot be read, or is too large to be read whole
     """
     try:
         with open_file(path) as file:
@@ -105,7 +105,7 @@ def read_whole(path: Path, at_most: int = -1) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """A file's content as text.
+    """Read the content of a file as text.
 
     Raises:
         DataMissing: it does not exist
@@ -118,7 +118,7 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Read the JSON object in a file.
 
     Raises:
         DataMissing: it does not exist
@@ -134,11 +134,11 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
-    """The arrays of these names in a .npz file.
+    """Read the arrays of these names in a .npz file.
 
     Raises:
         DataMissing: it does not exist
-        DataCorrupt: it has them not, or is damaged
+        DataCorrupt: it lacks one, or is damaged
     """
     import numpy as np
 
@@ -156,7 +156,7 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have errors of what a file says name the file."""
+    """Put the file's name before the text of each `ShoalError` of a `with` block."""
     try:
         yield
     except ShoalError as error:
@@ -164,9 +164,9 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder, and those that it is in, where they are missing; their names are on disk.
+    """Make a folder and its missing parents, and flush their names to disk.
 
-    mode:  of those that are made, less the process's umask
+    mode:  the mode of the folders that are made, less the process's umask
 
     Raises:
         FileExistsError: it is a file
@@ -179,7 +179,7 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -190,10 +190,10 @@ def flush(path: Path) -> None:
 def check_format(path: Path, found: object) -> None:
     """Refuse a file that another version of Shoal has written.
 
-    found:  the version that it says; None where it says none
+    found:  the format that the file states; None if it states none
 
     Raises:
-        UnknownFormat: it is not this version's
+        UnknownFormat: the file does not state this version's format
     """
     if str(found) != str(FORMAT):
         said = "does not say its format" if found is None else f"has format {found}"

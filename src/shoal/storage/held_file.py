@@ -16,9 +16,9 @@ from shoal.storage.files import write_whole
 
 
 class HeldFile:
-    """A new file with a lock, in the place of what was there; others never see it without the lock.
+    """A new file with a lock, which replaces an older file; others never see it without the lock.
 
-    A file system without locks has files of which it cannot be known that they were left behind.
+    On a file system without locks nobody can tell that a held file was abandoned.
     """
 
     def __init__(self, path: Path, content: str = "") -> None:
@@ -40,12 +40,12 @@ class HeldFile:
         self.release()
 
     def release(self) -> None:
-        """Give up the lock; once."""
+        """Release the lock; may be called once."""
         os.close(self._descriptor)
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether it is a held file whose owner has ended; False where that cannot be known."""
+    """Return whether a path is a held file whose owner has ended; False if nobody can tell."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:

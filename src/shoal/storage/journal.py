@@ -14,14 +14,16 @@ RESERVE_BYTES = 64 << 10
 
 
 class Journal:
-    """The latest record of a machine on disk, after a line with the format's version and the
-    record's checksum."""
+    """The latest record of a machine on disk.
+
+    A line before it has the format's version and the record's checksum.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> bytes | None:
-        """The record; None where there is no file.
+        """Read the record; return None if there is no file.
 
         Raises:
             DataCorrupt: it is not as it was written, or cannot be read
@@ -47,8 +49,10 @@ class Journal:
         )
 
     def write(self, record: bytes, reserve: bool = False) -> None:
-        """Write a record. With `reserve` there is room for another one, which the disk then takes
-        whatever others write meanwhile.
+        """Write a record.
+
+        reserve:  whether to reserve room on the disk first, so that another record can be written
+            even if others fill the disk meanwhile
 
         Raises:
             OSError: it cannot be written, or there is no such room
@@ -80,5 +84,5 @@ class Journal:
             os.close(file)
 
     def remove(self) -> None:
-        """Remove the room that was reserved: the run is over."""
+        """Release the room that was reserved, at the end of the run."""
         self._reserved.unlink(missing_ok=True)

@@ -29,7 +29,7 @@ class LeaseLogFile:
         self._file = -1
 
     def append(self, entry: bytes) -> None:
-        """Add an entry. It is on the disk when this returns, or none of it if this raises.
+        """Append an entry and flush it to disk; if that fails, none of it stays.
 
         Raises:
             OSError: it cannot be written
@@ -56,12 +56,12 @@ class LeaseLogFile:
 
 
 def whole_bytes(data: bytes) -> int:
-    """The bytes of a log without an entry that was cut off at its end."""
+    """Return the size of a log without an entry that was cut off at its end."""
     return data.rfind(b"\n") + 1
 
 
 def read_lease_log(path: Path) -> LeaseLog:
-    """What a lease log says.
+    """Read a lease log.
 
     Raises:
         DataMissing: there is none

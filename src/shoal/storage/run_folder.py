@@ -63,12 +63,12 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.leases = self.checkpoints / "leases"
         self.scheduler = path / "scheduler"  # has the address, during the run
-        self.token = path / "token"  # during the run, if it has one
+        self.token = path / "token"  # during the run, if the run has one
         self.pids = path / "pids.json"
 
     @classmethod
     def create(cls, parent: Path, title: str, started_at: float | None = None) -> RunFolder:
-        """A fresh folder named by title and time, which only its owner may enter.
+        """Create a fresh folder named by title and time, which only its owner may enter.
 
         started_at:  `time.time()` when the run began; now, if not given
         """
@@ -79,7 +79,9 @@ class RunFolder:
 
     @classmethod
     def begun(cls, path: Path) -> tuple[RunFolder, bool]:
-        """The folder of a run, and whether this process has made it: several may try at once.
+        """Return the folder of a run, made if missing, and whether this process has made it.
+
+        Several processes may try at once.
 
         Raises:
             OSError: it cannot be made
@@ -99,7 +101,7 @@ class RunFolder:
         return folder, True
 
     def started_at(self) -> float:
-        """`time.time()` when the run began, as its event log says; now, where it does not."""
+        """Return the `time.time()` of the run's beginning, as its event log has it, else of now."""
         try:
             with open_file(self.events) as file:
                 found = msgspec.json.decode(file.readline(HEADER_BYTES_MAX), type=_Header)
@@ -114,7 +116,7 @@ class RunFolder:
         write_whole(self.summary, json.dumps({FORMAT_KEY: FORMAT, **summary}, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """The figures at the run's end; {} for a run that did not end.
+        """Read the figures at the run's end; return {} for a run that has not ended.
 
         Raises:
             UnknownFormat: another version of Shoal has written them
@@ -148,7 +150,7 @@ class RunFolder:
         write_whole(self.worker(rank) / RESULT, json.dumps(figures))
 
     def result(self, rank: int) -> dict[str, Any]:
-        """The figures of a worker; {} if it has not come to the end.
+        """Read the figures of a worker; return {} if the worker has not come to the end.
 
         Raises:
             DataCorrupt: the file is damaged
@@ -159,13 +161,13 @@ class RunFolder:
             return {}
 
     def results(self, workers: int, needed: Sequence[str]) -> list[dict[str, Any]]:
-        """The figures of all workers that have come to the end.
+        """Read the figures of all workers that have come to the end.
 
-        needed:  names of numbers that each of them has
+        needed:  the names of the numbers that each of them must have
 
         Raises:
-            DataMissing: none has
-            DataCorrupt: a file is damaged
+            DataMissing: no worker has come to the end
+            DataCorrupt: a file is damaged, or lacks one of these numbers
         """
         found = []
         for rank in range(workers):
@@ -186,7 +188,7 @@ class RunFolder:
 
 
 class _Header(msgspec.Struct):
-    """What the first line of an event log says, of which another version may say less."""
+    """The first line of an event log; another version may have written fewer fields."""
 
     started_at: float = 0.0
 
@@ -198,7 +200,7 @@ def _header(started_at: float | None = None) -> str:
 
 
 def stamped_folder(parent: Path, title: str) -> Path:
-    """A fresh folder named by title and time, which only its owner may enter.
+    """Create a fresh folder named by title and time, which only its owner may enter.
 
     Raises:
         InvalidValue: it cannot be made there
@@ -225,17 +227,17 @@ def stamped_folder(parent: Path, title: str) -> Path:
 
 
 def folder_of(clock: int) -> str:
-    """The name of a checkpoint's folder."""
+    """Return the name of the folder of the checkpoint at a clock."""
     return f"{clock:010d}"
 
 
 def is_checkpoint(files: Sequence[Path]) -> bool:
-    """Whether files of shards are those of a checkpoint, whose folder has its clock as its name."""
+    """Return whether files of shards are of a checkpoint, whose folder is named by its clock."""
     return files[0].name.startswith("shard-")
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The files of shards of a run; `folder` is the run's, that of its shards, or a checkpoint's.
+    """Return the files of shards in the folder of a run, of its shards, or of a checkpoint.
 
     Raises:
         DataMissing: there are none

@@ -1,6 +1,6 @@
-"""Scratch folders: temporary ones of this process, which a later process removes if this is killed.
+"""Scratch folders: temporary folders, which a later process removes if their owner is killed.
 
-A folder has a held file, `lock`, by which it is known whether its owner has ended.
+The held file `lock` in a folder tells whether its owner has ended.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ LOCK = "lock"
 
 
 class ScratchFolder:
-    """A new folder for temporary files, of this user alone; those of dead owners are removed.
+    """A new folder for temporary files, of this user alone; folders of ended owners are removed.
 
     Args:
-        name: first part of its name, behind "shoal-".
+        name: the first part of the folder's name, after "shoal-".
 
     Attributes:
         path: the folder.
@@ -34,7 +34,7 @@ class ScratchFolder:
         self._lock: HeldFile | None = HeldFile(self.path / LOCK)
 
     def remove(self) -> None:
-        """Remove it with all that is in it; further calls do nothing."""
+        """Remove the folder with all that is in it; do nothing in further calls."""
         if self._lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
             self._lock.release()

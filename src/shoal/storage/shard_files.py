@@ -1,7 +1,7 @@
-"""What files of shards say of themselves: which rows of which tables, of which run, clock and view,
-and changes of which files.
+"""The metadata of files of shards: their tables, rows, run, clock and view.
 
-Their tensors are for `shards`. Nothing here imports torch.
+A file may have only the changes since an earlier file, which its metadata then name. `shards` reads
+the tensors; nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from shoal.tables.spec import TableSpec
 Tables = list[tuple[TableSpec, tuple[int, int]]]
 Places = tuple[ViewId, list[int]]
 # In a file's metadata:
-SINCE = "since"  # the folder with the file whose changes this one has
-SINCE_CRC = "since_crc32"  # that file's checksum
+SINCE = "since"  # the folder of the earlier file since which this one has the changes
+SINCE_CRC = "since_crc32"  # the checksum of that earlier file
 RUN, CLOCK, VIEW = "run", "clock", "view"
 ENDED = (
     "ended"  # of a worker's file: it was written at the end of its work, maybe before that clock
 )
-PLACES = "places"  # the view, and of each shard its place in its chain, from the tail
-LAYOUT = ("kind", "row_shape", "dtype", "rows")  # of a table, on which its tensors depend
+PLACES = "places"  # the view, and the place of each shard's replica in its chain, from the tail
+LAYOUT = ("kind", "row_shape", "dtype", "rows")  # what the tensors of a table depend on
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where the contents of a file come from.
+    """The origin of the contents of a file.
 
     run:    the name of the run
-    clock:  of its checkpoint, which names the folder; -1 of what a run leaves at its end
-    view:   in which it was written
+    clock:  the clock of its checkpoint, which names the folder; -1 for what a run leaves at its end
+    view:   the view in which it was written
     """
 
     run: str = ""
@@ -45,19 +45,20 @@ class Origin(msgspec.Struct, frozen=True):
     view: ViewId = NO_VIEW
 
     def told(self) -> dict[str, str]:
-        """Return it as metadata of a file."""
+        """Return the origin as metadata of a file."""
         view = ".".join(map(str, self.view))
         clock = {CLOCK: str(self.clock)} if self.clock >= 0 else {}
         return {RUN: self.run, VIEW: view, **clock}
 
 
 def check_origins(paths: Iterable[Path], clock: int = -1) -> None:
-    """Check that files are of one run, and of a checkpoint's clock.
+    """Check that files are of one run and of one clock.
 
-    Files that were copied, and folders that were renamed, are each as they were written.
+    The checksums do not tell that a file was copied, or that a folder was renamed. A file that a
+    worker wrote when it ended may be of an earlier clock.
 
     Raises:
-        DataCorrupt: they are not
+        DataCorrupt: they are not, or as `read_told`
         DataMissing, UnknownFormat: as `read_told`
     """
     of: tuple[Path, str] | None = None
@@ -75,8 +76,8 @@ def check_origins(paths: Iterable[Path], clock: int = -1) -> None:
 class SavedPart(msgspec.Struct, frozen=True):
     """A shard in a file.
 
-    number:  which of the file's shards it is
-    place:   its order among replicas: latest view first, then nearest to the tail
+    number:  the number of the shard in the file
+    place:   the sort key among replicas: the latest view first, then the nearest to the tail
     """
 
     path: Path
@@ -90,12 +91,12 @@ class SavedTables:
     """The tables of a run that has ended, or of a checkpoint.
 
     Args:
-        folder: of the run, or of its shards.
+        folder: the folder of the run, of its shards, or of the checkpoint.
 
     Attributes:
-        folder: the same.
+        folder: the same folder.
         parts: the shards in its files.
-        run: the name of the run that has left them.
+        run: the name of the run that has left the files.
 
     Raises:
         DataMissing: it has no shards.
@@ -127,7 +128,7 @@ class SavedTables:
 
 
 def contradiction(part: SavedPart, problem: str) -> DataCorrupt:
-    """The error of a shard whose tensors are not what its table's specification says."""
+    """Return the error for a shard whose tensors are not what its table's specification says."""
     return damaged(
         part.path,
         f"its rows {part.rows} of table {part.spec.name!r} are not what their specification says "
@@ -161,12 +162,12 @@ def _parts_of(path: Path) -> list[SavedPart]:
 
 
 def with_earlier(path: Path) -> list[Path]:
-    """A file, and the earlier files whose changes it has; the last has all rows.
+    """Return a file, and the earlier files to which it has the changes; the last has all rows.
 
     Raises:
         DataMissing: an earlier file is not there
-        DataCorrupt: a file is not as it was written, or an earlier one is not the one that the
-            changes are of
+        DataCorrupt: a file is not as it was written, or an earlier one is not the file to which
+            there are changes
         UnknownFormat: another version of Shoal has written one
     """
     found, crc = [path], ""

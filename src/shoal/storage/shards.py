@@ -42,9 +42,9 @@ def save_shards(
     view: ViewId = NO_VIEW,
     run: str = "",
 ) -> None:
-    """Write a server's shards, each with its place from the tail of its chain.
+    """Write the shards of a server, each with its place from the tail of its chain.
 
-    All replicas write theirs: one may fail before the others know that the run is over.
+    All servers write their replicas: one may fail before the others know that the run is over.
     """
     tensors: dict[str, Tensor] = {}
     tables: Tables = []
@@ -66,9 +66,9 @@ class SavedShards:
 
     A file's rows are verified when they are first read.
 
-    folder: of the run, or of its shards
-    tables: the specifications of its tables, by name
-    run:    its name
+    folder: the folder of the run, of its shards, or of the checkpoint
+    tables: the specifications of the tables, by name
+    run:    the name of the run
 
     Raises:
         DataMissing: it has no shards
@@ -87,8 +87,10 @@ class SavedShards:
     def parts(
         self, table: str, wanted: KeyRange | None = None
     ) -> Iterator[tuple[SavedPart, dict[str, Tensor]]]:
-        """All parts of a table, or those with rows that are wanted, and their state. Of several
-        replicas it is the one that was nearest to the tail of its chain, in the latest view.
+        """Yield the parts of a table, or of its wanted rows, with their state.
+
+        Of several replicas it is the one that was nearest to the tail of its chain, in the latest
+        view.
 
         Raises:
             DataCorrupt: no server has left some of the rows, or a file is not as it was written
@@ -106,8 +108,10 @@ class SavedShards:
                 yield part, self._read(part)
 
     def merged(self, table: str) -> dict[str, Tensor]:
-        """A table's `rows`; of a sparse one its `keys` as well, in order; of a custom one its
-        `keys`, `values` and `lens`."""
+        """Return the `rows` of a table; of a sparse table the `keys` as well, in order.
+
+        Of a custom table return the `keys`, in order, with their `values` and `lens`.
+        """
         spec = self.tables[table]
         parts = sorted(self.parts(table), key=lambda part: part[0].rows.start)
         if spec.kind == "dense":
@@ -123,8 +127,10 @@ class SavedShards:
         return {"keys": keys[order], "rows": rows[order].reshape(-1, *spec.row_shape)}
 
     def beginning(self, open_shard: OpenStore) -> OpenStore:
-        """A function that opens tables with the rows that they had in this run, and new tables as
-        `open_shard` does."""
+        """Return a function that opens shards with the rows that they had in this run.
+
+        It opens shards of new tables as `open_shard` does.
+        """
 
         def opened(spec: TableSpec, held: KeyRange) -> ShardStore:
             shard = open_shard(spec, held)
@@ -153,7 +159,7 @@ class SavedShards:
         return opened
 
     def _read(self, part: SavedPart) -> dict[str, Tensor]:
-        """The state in a file, on top of the earlier files that it has the changes of."""
+        """Read the state of a part: its changes on top of the earlier files, and verify it."""
         *later, whole = with_earlier(part.path)
         for each in {*later, whole} - self._verified:
             read_verified(each)

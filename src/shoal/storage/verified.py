@@ -1,4 +1,4 @@
-"""Files of tensors with checksums: of the tensors, and of what the file says of them.
+"""Files of tensors with two checksums: of the tensors, and of the metadata.
 
 Shards, checkpoints and workers' states are such files. Each is written whole. Only functions that
 take or return tensors import torch: a command that looks at checkpoints starts without it.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CRC, TOLD_CRC = "crc32", "told"  # in the metadata: the checksums of tensors, and of metadata
-DTYPES = {  # torch's names of those that a file names
+DTYPES = {  # names in safetensors -> names in torch
     **{f"I{bits}": f"torch.int{bits}" for bits in (8, 16, 32, 64)},
     **{f"U{bits}": f"torch.uint{bits}" for bits in (8, 16, 32, 64)},
     **{f"F{bits}": f"torch.float{bits}" for bits in (16, 32, 64)},
@@ -39,13 +39,13 @@ DTYPES = {  # torch's names of those that a file names
     "BOOL": "torch.bool",
 }
 NOT_AS_WRITTEN = "its rows are not as they were written"
-HEADER_AT = 8  # bytes, which say how long the header is
+HEADER_AT = 8  # the bytes before it say how long the header is
 
 
 def write_verified(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> str:
-    """Write a file whole or not at all, with checksums of its tensors and of what it says.
+    """Write a file whole or not at all; return the checksum of its tensors.
 
-    Returns the first of them.
+    told:  the metadata, to which the format and both checksums are added
     """
     from safetensors.torch import save_file
 
@@ -57,7 +57,7 @@ def write_verified(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str,
 
 
 def read_verified(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A file's tensors, and what it says.
+    """Read and verify the tensors and the metadata of a file.
 
     Raises:
         DataMissing: it does not exist
@@ -74,7 +74,7 @@ def read_verified(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 class _Place(msgspec.Struct):
-    """Of a tensor in a file: its type, its shape, and where its bytes begin and end."""
+    """The type and the shape of a tensor in a file, and where its bytes begin and end."""
 
     dtype: str
     shape: list[int]
@@ -82,7 +82,10 @@ class _Place(msgspec.Struct):
 
 
 def check_verified(path: Path) -> None:
-    """Check a file's checksums. Its bytes are read where they are, without torch.
+    """Check the checksums of a file.
+
+    Its bytes are mapped, not copied, and torch is not imported, unless a tensor has a type that
+    `DTYPES` lacks.
 
     Raises:
         DataMissing, DataCorrupt, UnknownFormat: as `read_verified`
@@ -104,7 +107,7 @@ def check_verified(path: Path) -> None:
 
 
 def _checksum_of(data: memoryview) -> int | None:
-    """The checksum of the tensors in a file's bytes; None if one has a type that `DTYPES` lacks."""
+    """Return the checksum of the tensors in a file's bytes; None if `DTYPES` lacks a type."""
     begin = HEADER_AT + int.from_bytes(data[:HEADER_AT], "little")
     header = msgspec.json.decode(data[HEADER_AT:begin], type=dict[str, msgspec.Raw])
     header.pop("__metadata__", None)
@@ -120,19 +123,21 @@ def _checksum_of(data: memoryview) -> int | None:
 
 
 def read_told(path: Path) -> dict[str, str]:
-    """What a file says of its tensors, which are not looked at.
+    """Read and verify the metadata of a file, without its tensors.
 
     Raises:
         DataMissing, DataCorrupt, UnknownFormat: as `read_verified`
     """
-    with _opened(path, "np") as file:  # which does not import torch
+    with _opened(path, "np") as file:  # numpy, so that torch is not imported
         metadata = file.metadata() or {}
     _check_told(path, metadata)
     return metadata
 
 
 def read_some(path: Path, prefix: str) -> dict[str, Tensor]:
-    """The tensors whose names begin so, without it, of a file that was verified before.
+    """Read the tensors whose names begin with `prefix` from a file that was verified before.
+
+    The names are returned without the prefix.
 
     Raises:
         DataMissing, DataCorrupt: it is not there any more, or cannot be read
@@ -164,13 +169,13 @@ def _check_told(path: Path, metadata: Mapping[str, str]) -> None:
 
 
 def _told(metadata: Mapping[str, str]) -> int:
-    """Checksum of what a file says of its rows."""
+    """Return the checksum of the metadata."""
     told = sorted((name, text) for name, text in metadata.items() if name != TOLD_CRC)
     return zlib.crc32(msgspec.json.encode(told))
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    """Checksum of the rows."""
+    """Return the checksum of the tensors."""
     from shoal.tables.snapshots import crc32
 
     shapes = [(name, str(each.dtype), list(each.shape)) for name, each in sorted(tensors.items())]

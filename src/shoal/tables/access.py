@@ -76,13 +76,13 @@ RANGES = {
 
 
 class AccessMethod(ABC):
-    """Base class: how rows change when an update arrives, and which state that needs.
+    """The base class of access methods: how an update changes rows, and the state for it.
 
     A subclass defines `name`, `options` (every option with its default; a method with `lr` also
     takes the options of schedules), `dtypes`, `state` and `apply`.
 
     Args:
-        options: options of the table's `Access`; missing ones take their defaults.
+        options: the options of the table's `Access`; missing ones take their defaults.
 
     Raises:
         UnknownName: an option that this method does not have.
@@ -111,17 +111,17 @@ class AccessMethod(ABC):
 
     @classmethod
     def supports(cls, dtype: str) -> bool:
-        """Whether tables of this dtype (a name in `ITEM_SIZES`) can have this method."""
+        """Return whether tables of this dtype (a name in `ITEM_SIZES`) can have this method."""
         return dtype in cls.dtypes
 
     @final
     def slots(self) -> tuple[str, ...]:
-        """The names of the state tensors that these options need, each shaped as the rows."""
+        """Return the names of the state tensors that these options need, shaped as the rows."""
         return tuple(self.state())
 
     @final
     def initial(self, slot: str) -> float:
-        """The initial value of every element of a slot."""
+        """Return the initial value of every element of a slot."""
         state = self.state()
         if slot not in state:
             raise unknown(f"slot of {self.name}", slot, state)
@@ -129,9 +129,9 @@ class AccessMethod(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, float]:
-        """The slots that these options need, with their initial values.
+        """Return the slots that these options need, with their initial values.
 
-        A function of `settings` alone: the base constructor calls it before a subclass's is done.
+        They depend on `settings` alone: a base class may call this in its constructor.
         """
 
     @abstractmethod
@@ -141,18 +141,18 @@ class AccessMethod(ABC):
         """Apply one update to `rows` and `slots`, in place.
 
         Args:
-            rows: (n, *row_shape) of a supported dtype, without gradient tracking.
-            slots: by name in `slots()`, a tensor shaped and typed as `rows`.
-            update: shaped and typed as `rows`; read only.
-            step: number of updates that these rows have had before, >= 0.
-            lr: learning rate in place of the schedule's, such as a worker's lr_scheduler's.
+            rows: the rows, (n, *row_shape), of a supported dtype, without gradient tracking.
+            slots: a tensor shaped and typed as `rows`, for each name in `slots()`.
+            update: the update, shaped and typed as `rows`; read only.
+            step: the number of updates that these rows have had before, >= 0.
+            lr: the rate in place of the schedule's, such as that of a worker's lr_scheduler.
 
         Raises:
             InvalidValue: the update has another shape or dtype than the rows.
         """
 
     def prepared(self, rows: Tensor, slots: Slots, update: Tensor) -> Prepared:
-        """`apply` with its tensors bound, for updates that arrive in the same memory every time.
+        """Return `apply` with its tensors bound, for updates that always arrive in the same memory.
 
         Training pushes the same rows in every step: checks and views are then made only once.
         """
@@ -168,7 +168,7 @@ class AccessMethod(ABC):
 
 
 def checked(owner: str, defaults: Options, given: Options) -> Options:
-    """`given` over `defaults`, every option checked against its default's type and its range."""
+    """Return `defaults` overridden by `given`; check the type and range of every given option."""
     for option, value in given.items():
         if "lr" in defaults and option.startswith(PREFIX):
             continue  # `schedule_lr` checks the parameters of schedules
@@ -182,7 +182,7 @@ def checked(owner: str, defaults: Options, given: Options) -> Options:
 
 
 def require_alike(owner: str, rows: Tensor, update: Tensor) -> None:
-    """Refuse what torch would silently broadcast, or round from float64 to float32."""
+    """Refuse an update that torch would silently broadcast, or round to another dtype."""
     if update.shape != rows.shape or update.dtype != rows.dtype:
         raise InvalidValue(
             f"{owner}: an update {tuple(update.shape)} of {update.dtype} does not fit rows "

@@ -1,6 +1,6 @@
 """Consistency of a table: when a pull is answered, and when a push is applied.
 
-Plain data, as the specification that has it: this module is importable without torch.
+It is plain data, like the specification that contains it: this module needs no torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GRACE_MOST_S = 86400.0
 
 
 class Quorum(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A round closes without its latest workers.
+    """The rule by which a round closes without its latest workers.
 
     Round c of k closes when k workers have finished clock c and `grace_s` seconds have passed since
     then, or when all have finished it. With fewer than k workers left, all of them have to.
@@ -26,8 +26,8 @@ class Quorum(msgspec.Struct, frozen=True, array_like=True, tag=True):
     the round on some servers and come too late to others.
 
     Args:
-        k: number of workers, >= 1.
-        grace_s: seconds that later workers still have, >= 0.
+        k: the number of workers, >= 1.
+        grace_s: the seconds that later workers still have, >= 0.
 
     Raises:
         InvalidValue: a value out of its range.
@@ -53,7 +53,7 @@ class Quorum(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Cover(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A round closes when one worker of each group has finished it.
+    """The rule by which a round closes when one worker of each group has finished it.
 
     The workers of a group push the same values, so that one of them is enough: a round counts the
     push of the lowest rank that is there. A worker in no group is a group of its own; a group whose
@@ -102,12 +102,12 @@ class Consistency(msgspec.Struct, frozen=True, array_like=True):
     refused (`RoundClosed`).
 
     Args:
-        name: "bsp", "ssp" or "asp".
-        staleness: s, in clocks, >= 0; 0 unless the name is "ssp".
-        apply_at: when pushes change the rows: on "arrival", or at "round_end", when every worker
-            has finished the clock of the push.
-        closes: when a round closes; None for when all workers have finished it. All tables of a
-            worker group that go by clocks have the same rule.
+        name: the rule: "bsp", "ssp" or "asp".
+        staleness: the bound s in clocks, >= 0; 0 unless the name is "ssp".
+        apply_at: the time at which pushes change the rows: on "arrival", or at "round_end", when
+            every worker has finished the clock of the push.
+        closes: the rule by which a round closes; None if it closes when all workers have finished
+            it. All tables of a worker group that go by clocks have the same rule.
 
     Raises:
         UnknownName: no such name.
@@ -142,13 +142,13 @@ class Consistency(msgspec.Struct, frozen=True, array_like=True):
 
 
 def bsp(closes: Quorum | Cover | None = None) -> Consistency:
-    """Bulk synchronous parallel: all workers read the same rows at the same clock.
+    """Return BSP (bulk synchronous parallel): all workers read the same rows at the same clock.
 
     A pull at clock c waits until every worker has finished clock c - 1; the pushes of a clock are
     merged and applied together.
 
     Args:
-        closes: when a round closes, if not when all workers have finished it.
+        closes: the rule by which a round closes, if not when all workers have finished it.
 
     Returns:
         The consistency.
@@ -168,14 +168,15 @@ def ssp(
     apply_at: Literal["arrival", "round_end"] = "arrival",
     closes: Quorum | Cover | None = None,
 ) -> Consistency:
-    """Stale synchronous parallel: a worker is at most `staleness` clocks ahead of the slowest.
+    """Return SSP (stale synchronous parallel).
 
-    A pull at clock c sees every push of clocks below c - staleness.
+    A worker is at most `staleness` clocks ahead of the slowest: a pull at clock c sees every push
+    of clocks below c - staleness.
 
     Args:
-        staleness: bound in clocks, >= 0.
-        apply_at: "arrival", or "round_end" to apply the pushes of a clock together.
-        closes: when a round closes, if not when all workers have finished it.
+        staleness: the bound in clocks, >= 0.
+        apply_at: the time: "arrival", or "round_end" to apply the pushes of a clock together.
+        closes: the rule by which a round closes, if not when all workers have finished it.
 
     Returns:
         The consistency.
@@ -194,7 +195,9 @@ def ssp(
 
 
 def asp() -> Consistency:
-    """Asynchronous parallel (eventual consistency): pulls never wait; pushes apply on arrival.
+    """Return ASP (asynchronous parallel, eventual consistency).
+
+    Pulls never wait, and pushes are applied on arrival.
 
     Returns:
         The consistency.

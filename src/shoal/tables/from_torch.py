@@ -28,14 +28,14 @@ KERNEL_CHOICES = {"foreach", "fused", "capturable"}  # torch options that do not
 
 
 def from_torch(optimizer: torch.optim.Optimizer) -> list[Access]:
-    """For each parameter group the access method, with its options, that computes the same.
+    """Return the equivalent access method, with its options, for each parameter group.
 
     The rate is the group's current one, without a schedule: a worker whose rate is changed by a
     torch.optim.lr_scheduler sends it with each push. The optimizer's accumulated state is not read.
 
     Args:
-        optimizer: SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, NAdam, RAdam, Adamax, ASGD or Rprop
-            of torch.optim.
+        optimizer: an SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, NAdam, RAdam, Adamax, ASGD or
+            Rprop optimizer of torch.optim.
 
     Returns:
         The access methods for the specifications of the groups' tables.
@@ -65,14 +65,14 @@ def from_torch(optimizer: torch.optim.Optimizer) -> list[Access]:
 
 
 def _plain(value: object) -> Any:
-    """A number that torch keeps in a tensor (a rate, a beta), as a number."""
+    """Return an option without tensors: torch may keep a rate or a beta in one."""
     if isinstance(value, Tensor):
         return value.item()
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _options(kind: type[torch.optim.Optimizer], group: dict[str, Any]) -> Options:
-    """A parameter group's hyper-parameters as options of the access method for `kind`."""
+    """Return a parameter group's hyper-parameters as options of the access method for `kind`."""
     method = _SAME[kind]
     options: Options = {}
     given: dict[str, Any] = {}

@@ -32,10 +32,10 @@ class Init(msgspec.Struct, frozen=True, array_like=True):
         normal     theta ~ N(a, b^2)
 
     Args:
-        kind: "zeros", "constant", "uniform" or "normal".
+        kind: the kind of values: "zeros", "constant", "uniform" or "normal".
         a: the constant, the lower bound or the mean.
         b: the upper bound or the standard deviation.
-        seed: 64-bit integer.
+        seed: a 64-bit integer.
 
     Raises:
         UnknownName: no such kind.
@@ -67,15 +67,15 @@ class Init(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def constant(cls, value: float) -> Init:
-        """All elements have this value."""
+        """Return an Init whose elements all have this value."""
         return cls("constant", value)
 
     @classmethod
     def uniform(cls, low: float = 0.0, high: float = 1.0, *, seed: int = 0) -> Init:
-        """Elements are drawn evenly from [low, high)."""
+        """Return an Init whose elements are drawn uniformly from [low, high)."""
         return cls("uniform", low, high, seed)
 
     @classmethod
     def normal(cls, mean: float = 0.0, std: float = 1.0, *, seed: int = 0) -> Init:
-        """Elements are drawn from the normal distribution with this mean and standard deviation."""
+        """Return an Init whose elements are normal, with this mean and standard deviation."""
         return cls("normal", mean, std, seed)

@@ -1,4 +1,4 @@
-"""What rows are before their first update: a function of the seed, the key and the column.
+"""The initial values of rows: a function of the seed, the key and the column.
 
 Large tables are filled in blocks that fit the processor's cache, by functions that release the
 interpreter's lock: a server serves other tables meanwhile.
@@ -40,12 +40,12 @@ def fill(rows: Tensor, init: Init, held: KeyRange) -> None:
 
 
 def stream_of(seed: int, number: int) -> np.uint64:
-    """What the counters of a seed's random stream begin at."""
+    """Return the offset of the counters of random stream `number` of a seed."""
     return np.uint64((seed * 2 + number) * 0x632BE59BD9B4E019 % (1 << 64))
 
 
 def _fill_by_element(values: Tensor, init: Init, first: int) -> None:
-    """Write random values, each of the hashes of its own counter; that of the first is `first`."""
+    """Write random values, each from the hashes of its counter; the first counter is `first`."""
     for start in range(0, len(values), BLOCK):
         block = values[start : start + BLOCK]
         counters = np.arange(first + start, first + start + len(block), dtype=np.uint64)
@@ -67,7 +67,7 @@ def _uniform(counters: np.ndarray, seed: int, stream: int) -> np.ndarray:
 
 
 def _fill_normal32(values: Tensor, init: Init, first: int) -> None:
-    """Write normal float32 numbers, two of each hash; `first` is the first one's counter."""
+    """Write normal float32 numbers, two from each hash; the first counter is `first`."""
     hashes, scratch = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
     steps = np.arange(BLOCK, dtype=np.uint64) * _GOLDEN
     normal = NormalPairs(hashes)
@@ -77,20 +77,20 @@ def _fill_normal32(values: Tensor, init: Init, first: int) -> None:
             np.add(steps, begin, out=hashes)
         _mix(hashes, scratch)
         drawn = normal.draw(init.b)
-        at = 2 * pair - first  # of the first one; -1 if it belongs to the row before
+        at = 2 * pair - first  # the first number's index; -1 if it belongs to the row before
         block = values[max(at, 0) : at + 2 * BLOCK]
         skipped = max(-at, 0)
         torch.add(drawn[skipped : skipped + len(block)], init.a, out=block)
 
 
 class NormalPairs:
-    """Makes two normal float32 numbers of each hash, in memory of its own.
+    """Makes two normal float32 numbers from each hash, in memory that every call reuses.
 
     With the signed halves h and l of a hash: u = (|h| + 1/2) / 2^31 in (0, 1], which is fine near 0
     where the largest numbers come from; r = sqrt(-2 ln u), t = 2 pi l / 2^32; r cos t and r sin t.
 
     Args:
-        hashes: (n,) uint64, whose present values `draw` takes.
+        hashes: the hashes, (n,) uint64; `draw` reads the values that they have then.
     """
 
     def __init__(self, hashes: np.ndarray) -> None:
@@ -100,7 +100,7 @@ class NormalPairs:
         self._drawn = torch.empty(len(hashes), 2)
 
     def draw(self, deviation: float) -> Tensor:
-        """(2 n,) float32 numbers with mean 0, valid until the next call."""
+        """Return (2 n,) float32 numbers with mean 0 and this deviation, valid until the next."""
         radius, angle = self._radius, self._angle
         radius.copy_(self._high).abs_().add_(0.5).mul_(2.0**-31)
         radius.log_().mul_(-2.0).sqrt_().mul_(deviation)
@@ -111,7 +111,7 @@ class NormalPairs:
 
 
 def _mix(z: np.ndarray, scratch: np.ndarray) -> None:
-    """SplitMix64's last step, in place."""
+    """Apply the last step of SplitMix64 in place."""
     for shift, factor in _STEPS:
         np.right_shift(z, np.uint64(shift), out=scratch)
         np.bitwise_xor(z, scratch, out=z)

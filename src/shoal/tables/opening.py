@@ -1,6 +1,6 @@
-"""Opens the shard of a table's kind, says what it takes, and checks specifications.
+"""Opens shards, computes the memory that they need, and checks specifications.
 
-Sparse tables are compiled: numba is imported only where there is one (half a second).
+Sparse tables are compiled by numba, whose import takes half a second: only they import it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | Cu
 
 
 def bytes_needed(spec: TableSpec, held: KeyRange) -> int:
-    """What is known of the memory that a shard takes, before it is opened.
+    """Return the bytes that a shard takes, as far as they are known before it is opened.
 
-    Of a bounded table that is less than its `nbytes` once it is open, by the optimizer state, which
-    only the compiled method knows: its memory is not touched before rows come. Of a sparse table
-    without a bound it is what no rows take, and of a custom table nothing is known.
+    For a bounded table the optimizer state is not counted, which only the compiled method knows:
+    its memory is not touched before rows come. A sparse table without a bound counts as one without
+    rows, and a custom table, of which nothing is known, as 0.
 
     Raises:
         UnknownName, InvalidValue: as `open_shard`.
@@ -62,7 +62,7 @@ def bytes_needed(spec: TableSpec, held: KeyRange) -> int:
 
 
 def registered(spec: TableSpec) -> object:
-    """What the user has registered here for a table: a handler, or the function of a row method."""
+    """Return the handler or `apply` function that this process registered for a table, or None."""
     name = spec.access.name
     if spec.kind == "custom":
         from shoal.tables.custom.shard import handlers
@@ -76,7 +76,7 @@ def registered(spec: TableSpec) -> object:
 
 
 def checked(spec: TableSpec) -> TableSpec:
-    """The specification, checked as servers would check it.
+    """Check a specification as servers do, and return it; a custom one with `saves` set.
 
     Raises:
         UnknownName: no such access method or handler, or it has no such option.

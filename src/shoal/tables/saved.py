@@ -1,6 +1,6 @@
-"""Saved states: what the tensors of a file have to be before a shard is restored from them.
+"""Saved states: checks of the tensors of a file before a shard is restored from them.
 
-Checksums say that a file is as it was written. They do not say that it was written right, and
+Checksums show that a file is as it was written. They do not show that it was written correctly, and
 loops over rows trust lengths, places and counts: a wrong one would read other memory, or loop
 without an end.
 """
@@ -17,12 +17,12 @@ from shoal.tables.custom.calls import add_up
 from shoal.tables.sizes import USES_MOST
 from shoal.tables.spec import TableSpec
 
-COUNT_MOST = 1 << 62  # of updates and of requests: they go on growing
+COUNT_MOST = 1 << 62  # updates or requests; the count still grows after that
 State = Mapping[str, Tensor]
 
 
 def problem_of(spec: TableSpec, rows: KeyRange, state: State) -> str:
-    """What is wrong with the state of a shard with these rows or slots; "" if nothing is."""
+    """Return the problem of the state of a shard with these rows or slots; "" if it has none."""
     if spec.kind == "dense":
         return _dense_problem(spec, rows, state)
     if spec.kind == "custom":
@@ -31,9 +31,9 @@ def problem_of(spec: TableSpec, rows: KeyRange, state: State) -> str:
 
 
 def problem_of_changes(state: State, changes: State) -> str:
-    """What is wrong with later changes of this state (`snapshots.overlaid`); "" if nothing is.
+    """Return the problem of later changes of a state (`snapshots.overlaid`); "" if they have none.
 
-    Their places are of rows of the state, or continue it without a gap.
+    Their places have to be those of rows of the state, or follow them without a gap.
     """
     places = changes.get("places")
     wrong = _shape_problem("places", places, torch.int64, (None,))
@@ -86,7 +86,7 @@ def _sparse_problem(spec: TableSpec, rows: KeyRange, state: State) -> str:
 
 def _bounded_problem(state: State) -> str:
     uses, drawn = state.get("uses"), state.get("drawn")
-    if uses is None and drawn is None:  # of a table that was not bounded
+    if uses is None and drawn is None:  # the saved table had no bound
         return ""
     wrong = _shape_problem("uses", uses, torch.int64, (len(state["keys"]), 2))
     wrong = wrong or _shape_problem("drawn", drawn, torch.int64, (1,))
@@ -121,7 +121,7 @@ def _custom_problem(state: State) -> str:
 def _shape_problem(
     name: str, found: Tensor | None, dtype: torch.dtype, shape: tuple[int | None, ...]
 ) -> str:
-    """None in `shape`: any length."""
+    """Return the problem of a tensor; "" if it has this dtype and shape (None: any length)."""
     if found is None:
         return f"it has no {name}"
     fits = len(found.shape) == len(shape) and all(
@@ -135,7 +135,7 @@ def _shape_problem(
 
 
 def _count_problem(name: str, found: Tensor | None) -> str:
-    """Of one or more numbers of updates."""
+    """Return the problem of a tensor of one or more numbers of updates; "" if it has none."""
     wrong = _shape_problem(name, found, torch.int64, (None,))
     if wrong or found is None:
         return wrong

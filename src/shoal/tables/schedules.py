@@ -36,9 +36,9 @@ from shoal.errors import InvalidValue
 from shoal.registry import Registry, unknown
 from shoal.tables.spec import Options
 
-PREFIX = "schedule_"  # a schedule's own parameters, among the options of a table's access method
+PREFIX = "schedule_"  # of a schedule's parameters, among the options of a table's access method
 DEFAULT_SCHEDULE = "constant"
-SCHEDULE_OPTIONS: Options = {"schedule": DEFAULT_SCHEDULE, f"{PREFIX}warmup": 0}  # and defaults
+SCHEDULE_OPTIONS: Options = {"schedule": DEFAULT_SCHEDULE, f"{PREFIX}warmup": 0}  # with defaults
 
 LearningRate: TypeAlias = Callable[[int], float]
 
@@ -76,7 +76,7 @@ DECAYS = Range(0, 1, low_open=True)
 
 
 def number(owner: str, option: str, value: object, allowed: Range) -> float:
-    """`value` as a float if it is a number in `allowed`; raises InvalidValue otherwise.
+    """Return `value` as a float; raise InvalidValue unless it is a number in `allowed`.
 
     >>> number("sgd", "lr", -1, NOT_NEGATIVE)
     Traceback (most recent call last):
@@ -92,7 +92,7 @@ def number(owner: str, option: str, value: object, allowed: Range) -> float:
 
 
 def whole(owner: str, option: str, value: object, least: int) -> int:
-    """`value` if it is an integer of at least `least`; raises InvalidValue otherwise."""
+    """Return `value`; raise InvalidValue unless it is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidValue(
             f"{owner}: {option}={value!r} is out of range; allowed: an integer >= {least}"
@@ -101,7 +101,7 @@ def whole(owner: str, option: str, value: object, least: int) -> int:
 
 
 def schedule_lr(options: Options) -> LearningRate:
-    """The learning rate as a function of the step, from the options of a table's access method.
+    """Return the learning rate as a function of the step, from the options of an access method.
 
     Args:
         options: `lr`, the base rate, >= 0; `schedule`, a name in `schedules` ("constant" by
@@ -153,7 +153,7 @@ def _owner(name: str) -> str:
 
 
 def _warmed(rate: LearningRate, warmup: int) -> LearningRate:
-    """`rate` after a linear ramp of `warmup` steps up to its first value.
+    """Return `rate` after a linear ramp of `warmup` steps up to its first value.
 
     The ramp divides by warmup + 1, so that no step has rate 0 and the first step at the full rate
     is the schedule's first.
@@ -166,7 +166,7 @@ def _warmed(rate: LearningRate, warmup: int) -> LearningRate:
 
 
 def constant(lr: float) -> LearningRate:
-    """Constant rate: lr(t) = η.
+    """Return a constant rate: lr(t) = η.
 
     Args:
         lr: η, >= 0.
@@ -179,12 +179,12 @@ def constant(lr: float) -> LearningRate:
 
 
 def stepwise(lr: float, *, every: int, gamma: float = 0.1) -> LearningRate:
-    """Step decay: lr(t) = η γ^⌊t / every⌋, as torch's StepLR(step_size=every, gamma).
+    """Return step decay: lr(t) = η γ^⌊t / every⌋, as torch's StepLR(step_size=every, gamma).
 
     Args:
         lr: η, >= 0.
-        every: steps between two drops, >= 1.
-        gamma: γ, the factor of a drop, 0 < γ <= 1; 0.1 by default.
+        every: the number of steps between two drops, >= 1.
+        gamma: the factor γ of a drop, 0 < γ <= 1; 0.1 by default.
 
     Example:
         >>> [stepwise(100.0, every=2, gamma=0.1)(step) for step in (0, 1, 2)]
@@ -196,11 +196,11 @@ def stepwise(lr: float, *, every: int, gamma: float = 0.1) -> LearningRate:
 
 
 def exponential(lr: float, *, gamma: float) -> LearningRate:
-    """Exponential decay: lr(t) = η γ^t, as torch's ExponentialLR(gamma).
+    """Return exponential decay: lr(t) = η γ^t, as torch's ExponentialLR(gamma).
 
     Args:
         lr: η, >= 0.
-        gamma: γ, the factor of each step, 0 < γ <= 1.
+        gamma: the factor γ of each step, 0 < γ <= 1.
 
     Example:
         >>> [exponential(8.0, gamma=0.5)(step) for step in range(4)]
@@ -211,11 +211,13 @@ def exponential(lr: float, *, gamma: float) -> LearningRate:
 
 
 def inverse_time(lr: float, *, decay: float) -> LearningRate:
-    """Inverse time decay: lr(t) = η / (1 + decay t), with infinite sum and finite sum of squares.
+    """Return inverse time decay: lr(t) = η / (1 + decay t).
+
+    The sum of the rates is infinite, and the sum of their squares is finite.
 
     Args:
         lr: η, >= 0.
-        decay: >= 0, in 1 / steps.
+        decay: the decay, >= 0, in 1 / steps.
 
     Example:
         >>> [inverse_time(12.0, decay=1.0)(step) for step in range(4)]
@@ -229,14 +231,14 @@ def inverse_time(lr: float, *, decay: float) -> LearningRate:
 
 
 def polynomial(lr: float, *, total: int, power: float = 1.0, end_lr: float = 0.0) -> LearningRate:
-    """Polynomial decay: lr(t) = end + (η - end) (1 - t / total)^power until t = total, then end.
+    """Return polynomial decay: lr(t) = end + (η - end) (1 - min(t, total) / total)^power.
 
     With end_lr = 0 it is torch's PolynomialLR(total_iters=total, power).
 
     Args:
         lr: η, >= 0.
         total: the step at which `end_lr` is reached, >= 1.
-        power: > 0; 1 (linear) by default.
+        power: the exponent, > 0; 1 (linear) by default.
         end_lr: the final rate, >= 0; 0 by default.
 
     Example:
@@ -251,7 +253,7 @@ def polynomial(lr: float, *, total: int, power: float = 1.0, end_lr: float = 0.0
 
 
 def cosine(lr: float, *, total: int, end_lr: float = 0.0) -> LearningRate:
-    """Cosine decay: lr(t) = end + (η - end) (1 + cos(π t / total)) / 2 until t = total, then end.
+    """Return cosine decay: lr(t) = end + (η - end) (1 + cos(π min(t, total) / total)) / 2.
 
     Up to `total` it is torch's CosineAnnealingLR(T_max=total, eta_min=end_lr); after that torch's
     rate rises again, and this one stays.

@@ -1,4 +1,4 @@
-"""Sizes in bytes: as people write and read them, and what the shards of tables take.
+"""Sizes in bytes: their text form, and the memory that the shards of tables take.
 
 Importable without torch and numba: a server asks for a shard's size before it opens it.
 """
@@ -15,7 +15,7 @@ _POWERS = {letter: power for power, letter in enumerate("KMGT", 1)}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 INDEX_BYTES = 1 << 16  # of a sparse shard without rows: its segments have a few pairs each
-# A sparse row takes, beside its record: 8 for its key by place; 34.3 for its pair of 16 in a
+# A sparse row takes, as well as its record: 8 for its key by place; 34.3 for its pair of 16 in a
 # segment that has just grown (by a factor of 1.5 at most, until 0.7 of its pairs are taken); 0.2
 # for the memory in which a growing segment is sorted; 2 for its mark since the last checkpoint.
 KEY_BYTES = 46
@@ -25,10 +25,10 @@ USES_MOST = (1 << 32) - 1  # of a key of a bounded table: the count has 32 bits
 
 
 def bytes_of(text: str) -> int:
-    """The number of bytes that a size says: decimal units (500M, 2GB) or binary ones (4GiB).
+    """Return the bytes of a size in decimal units (500M, 2GB) or binary ones (4GiB).
 
     Raises:
-        InvalidValue: it is no size, or less than a byte.
+        InvalidValue: it is no size, or not from 1 byte to 4 EiB.
 
     >>> bytes_of("4GiB"), bytes_of("500M"), bytes_of("1.5 kB"), bytes_of("1000000")
     (4294967296, 500000000, 1500, 1000000)
@@ -44,7 +44,7 @@ def bytes_of(text: str) -> int:
 
 
 def size(nbytes: float) -> str:
-    """A size as people read it.
+    """Return a size as text, in binary units.
 
     >>> size(4 << 30), size(1536), size(7), size(-1)
     ('4.0 GiB', '1.5 KiB', '7 bytes', '0 bytes')
@@ -57,15 +57,15 @@ def size(nbytes: float) -> str:
 
 
 def rows_held(spec: TableSpec, held: KeyRange) -> int:
-    """A shard's share of a table's `max_rows`."""
+    """Return a shard's share of a table's `max_rows`."""
     return max(1, -(-spec.max_rows * len(held) // SLOTS))
 
 
 def dense_bytes(spec: TableSpec, held: KeyRange, slots: int) -> int:
-    """What a dense shard takes: rows, optimizer state, and staging memory.
+    """Return the bytes of a dense shard: its rows, optimizer state and staging memory.
 
     A push is staged whole where it waits for its round, and a fragment at a time otherwise. More
-    pushes at a time take more; what servers leave free is for them.
+    pushes at a time take more, for which servers need free memory.
     """
     whole = spec.consistency.apply_at == "round_end"
     staged = len(held) if whole else min(len(held), spec.fragment_rows)

@@ -19,10 +19,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     """A copy of some of a shard's rows with their state.
 
     Attributes:
-        rows: range of the rows.
-        keys: number of keys, or -1 for all rows of the range.
+        rows: the range of the rows.
+        keys: the number of keys, or -1 for all rows of the range.
         views: the bytes.
-        after: position of the next piece.
+        after: the position of the next piece.
         last: whether this is the last piece.
     """
 
@@ -44,7 +44,7 @@ class Sample(msgspec.Struct):
 class StagedSnapshot:
     """Staging memory for a snapshot: tensors of these dtypes and shapes, in order of its views."""
 
-    keys = ()  # what it has is in its tensors
+    keys = ()  # keys that were sent are among its tensors
 
     def __init__(
         self, rows: KeyRange, parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]
@@ -63,17 +63,17 @@ def refuse(table: str, wrong: bool, what: str) -> None:
     """Refuse a snapshot that another replica has sent, if something in it is wrong.
 
     Raises:
-        AccessFailed: it is.
+        AccessFailed: something in it is wrong.
     """
     if wrong:
         raise AccessFailed(f"table {table!r}: another server has sent no snapshot of it: {what}")
 
 
-BY_PLACE = ("keys", "records")  # the tensors of `changes` that have some rows only
+BY_PLACE = ("keys", "records")  # the tensors that contain only the changed rows
 
 
 def overlaid(state: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A shard's state with later changes applied.
+    """Return a shard's state with later changes applied.
 
     >>> state = {"keys": torch.tensor([7, 8]), "updates": torch.tensor([1])}
     >>> later = {"places": torch.tensor([1, 2]), "keys": torch.tensor([9, 5])}
@@ -93,12 +93,12 @@ def overlaid(state: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict
 
 
 def copied(tensors: Sequence[Tensor]) -> tuple[memoryview, ...]:
-    """The bytes of copies of these tensors."""
+    """Return the bytes of copies of these tensors."""
     return tuple(data_of(each.clone()) for each in tensors if each.numel())
 
 
 def crc32(tensors: Sequence[Tensor], found: int = 0) -> int:
-    """The CRC-32 of the tensors' bytes, continuing `found`."""
+    """Return the CRC-32 of the tensors' bytes, continued from `found`."""
     for each in tensors:
         found = zlib.crc32(data_of(each.contiguous()), found) if each.numel() else found
     return found

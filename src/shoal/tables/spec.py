@@ -65,7 +65,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
     Args:
         start: the first row; the span ends where the next one begins.
-        name: what it is, for people: at most 200 characters.
+        name: the name of the part, for people: at most 200 characters.
 
     Example:
         >>> weights = Span(0, "0.weight (3, 5)"), Span(16, "0.bias (3,)")
@@ -85,31 +85,31 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     table has a handler on each server, which defines what pushes and pulls mean.
 
     Args:
-        name: 1 to 200 characters, unique in the run.
-        rows: number of rows of a dense table; 0 for other kinds.
-        row_shape: shape of a row; () for a vector of `rows` elements.
-        dtype: "float16", "bfloat16", "float32", "float64", "int32", "int64" or "uint8".
-        init: initial values of rows.
-        access: access method (server-side optimizer) with its options.
-        consistency: `bsp()`, `ssp(s)` or `asp()`.
-        merge: how the pushes u_i of a round are merged: "mean" for sum(w_i u_i) / sum(w_i), "sum"
-            for sum(u_i), or element by element and without weights "median" or "trimmed_mean", on
-            which one worker with wrong values has little influence. These two are for dense tables
-            that apply pushes at the end of rounds.
-        fragment_rows: rows per fragment (slots, if sparse), fixed for the table's life, in resumed
-            runs as well; 0 for about 1 MiB.
-        kind: "dense", "sparse" or "custom".
-        nonfinite: what happens to a push with a NaN or an infinity: "reject" refuses it, "zero"
+        name: the name, of 1 to 200 characters, unique in the run.
+        rows: the number of rows of a dense table; 0 for other kinds.
+        row_shape: the shape of a row; () for a vector of `rows` elements.
+        dtype: one of "float16", "bfloat16", "float32", "float64", "int32", "int64" or "uint8".
+        init: the initial values of rows.
+        access: the access method (server-side optimizer) with its options.
+        consistency: the consistency: `bsp()`, `ssp(s)` or `asp()`.
+        merge: the rule that merges the pushes u_i of a round: "mean" for sum(w_i u_i) / sum(w_i),
+            "sum" for sum(u_i), or element by element and without weights "median" or
+            "trimmed_mean", on which one worker with wrong values has little influence. These two
+            are for dense tables that apply pushes at the end of rounds.
+        fragment_rows: the number of rows per fragment (of slots, if sparse), fixed for the table's
+            life, in resumed runs as well; 0 for about 1 MiB.
+        kind: the kind: "dense", "sparse" or "custom".
+        nonfinite: the treatment of a push with a NaN or an infinity: "reject" refuses it, "zero"
             replaces the value by 0, "allow" does not check.
-        max_rows: bound on the rows of a sparse table over all servers; 0 for no bound. When the
+        max_rows: the bound on the rows of a sparse table over all servers; 0 for no bound. When the
             table is full a new key evicts another, whose row starts anew with its next push.
         evict: the row to evict: "lru", pushed least recently, or "lfu", pushed least frequently.
-        saves: set by `Client.create_table`: whether a custom table's handler saves and loads, so
-            that the table can be replicated and migrated.
-        group: set by the scheduler: the worker group by whose clocks the table goes.
-        trim: of "trimmed_mean" over n pushes, the share of them, 0 < trim < 0.5, that is left out
-            at either end: floor(trim n) of the least and as many of the greatest values.
-        spans: of a dense table, parts of its rows that are updated apart, the first from row 0 on.
+        saves: whether a custom table's handler saves and loads, so that the table can be
+            replicated and migrated; set by `Client.create_table`.
+        group: the worker group by whose clocks the table goes; set by the scheduler.
+        trim: the share of n pushes, 0 < trim < 0.5, that "trimmed_mean" leaves out at either end:
+            floor(trim n) of the least and as many of the greatest values.
+        spans: the parts of a dense table's rows that are updated apart, the first from row 0 on.
             The optimizer's step is the number of updates that a row's span has had: a push that
             leaves out a span leaves its rows, their state and their step as they are.
 
@@ -222,12 +222,12 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def width(self) -> int:
-        """Elements per row."""
+        """The number of elements per row."""
         return prod(self.row_shape)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes per row."""
+        """The number of bytes per row."""
         return self.width * ITEM_SIZES[self.dtype]
 
     @property
@@ -242,12 +242,12 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a dense table's rows."""
+        """The number of bytes of a dense table's rows."""
         return self.rows * self.row_bytes
 
     @property
     def keys(self) -> KeyRange:
-        """What is cut into shards: the rows of a dense table, the hash slots of others."""
+        """The range that is cut into shards: rows of a dense table, hash slots of other tables."""
         return KeyRange(0, SLOTS if self.hashed else self.rows)
 
     @property
@@ -256,26 +256,26 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         return self.merge in ("median", "trimmed_mean")
 
     def outliers(self, pushes: int) -> int:
-        """How many of the least, and of the greatest, values of so many pushes are left out."""
+        """Return the number of values that are left out at either end, of one value per push."""
         if self.merge == "median":
             return (pushes - 1) // 2
         return int(self.trim * pushes + 1e-9)
 
     def factors(self, weights: Sequence[float]) -> list[float]:
-        """The factors by which the pushes of one round are multiplied before they are added up."""
+        """Return the factors of the pushes of a round in its merged update, which is their sum."""
         if self.merge == "sum":
             return [1] * len(weights)
         total = sum(weights)
         return [weight / total for weight in weights]
 
     def is_cut_of(self, spec: TableSpec) -> bool:
-        """Whether both specify the same table, apart from fragment size and group."""
+        """Return whether both specify the same table, apart from fragment size and group."""
         return not self.difference(spec)
 
     def difference(self, spec: TableSpec) -> str:
-        """Describe the first field that differs from an earlier declaration; "" if none does.
+        """Return a text on the first field that differs from an earlier declaration, or "".
 
-        Fragment size and group do not count. Spans come first: they say which parameter it is.
+        Fragment size and group do not count. Spans come first, because they name the parameter.
         """
         if self.spans != spec.spans:
             number, one, other = next(
@@ -296,9 +296,11 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         return ""
 
     def cut(self, servers: int) -> TableSpec:
-        """This table with its fragment size fixed: about 1 MiB; less for small tables, more above
-        64 GiB. No server gets more than twice its even share of the rows. A table smaller than
-        SMALLEST_FRAGMENT_BYTES times the servers is spread over fewer servers.
+        """Return this table with its fragment size fixed.
+
+        A fragment has about 1 MiB: less in small tables, more above 64 GiB. No server gets more
+        than twice its even share of the rows. A table smaller than SMALLEST_FRAGMENT_BYTES times
+        the servers is spread over fewer servers.
         """
         if self.fragment_rows:
             return self
@@ -312,7 +314,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, fragment_rows=ceil(self.rows / min(pieces, self.rows)))
 
     def fragments(self) -> list[KeyRange]:
-        """The fragments in key order.
+        """Return the fragments in key order.
 
         Raises:
             InvalidValue: the fragment size is not fixed yet (`cut`).

@@ -1,4 +1,4 @@
-"""Staging: reusable memory for pushes under way, and its keys and values."""
+"""Staging: reusable memory for pushes in flight, and the keys and values in it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shoal.tables.access import Prepared
 
 ALIGN = 64
 POOLED_PER_SIZE = 8
-LARGE_BYTES = 1 << 25  # memory of its own, in large pages
+LARGE_BYTES = 1 << 25  # from here on memory is mapped, in large pages
 
 
 class Staging:
-    """A pool of memory for pushes under way: fresh buffers would page-fault on every message.
+    """A pool of memory for pushes in flight: fresh buffers would page-fault on every message.
 
     Sizes are powers of two, so that pushes of varying sizes share a few buffers. The part of a
     buffer that a push does not fill is never touched, and takes no physical memory.
@@ -44,14 +44,14 @@ class Staging:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """Fresh memory aligned to a cache line: unaligned copies can be four times slower."""
+    """Return fresh memory aligned to a cache line: unaligned copies can be four times slower."""
     memory = np.empty(nbytes + ALIGN, np.uint8)
     start = -memory.ctypes.data % ALIGN
     return memory[start : start + nbytes]
 
 
 def in_large_pages(nbytes: int) -> np.ndarray:
-    """Fresh memory for rows, in large pages where the system has them: to touch it takes less."""
+    """Return fresh memory for rows, in large pages if it is large: they take less time to touch."""
     if nbytes < LARGE_BYTES:
         return aligned(nbytes)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -61,11 +61,11 @@ def in_large_pages(nbytes: int) -> np.ndarray:
 
 
 class Shard(ABC):
-    """What shards of all kinds have in common.
+    """The base class of the shards of all kinds.
 
-    syncing:        the rows are still coming from another replica
-    lent:           another thread works on the rows
-    new_row_bytes:  what a new row takes at most; 0 where pushes create none, or no more in the end
+    syncing:        whether the rows are still coming from another replica
+    lent:           whether another thread works on the rows
+    new_row_bytes:  the most bytes that a new row takes; 0 if pushes create none, or with a bound
     """
 
     syncing = lent = False
@@ -73,37 +73,40 @@ class Shard(ABC):
 
     @property
     def nbytes(self) -> int:
-        """What it takes at most, with its staging memory; 0 if that is unknown."""
+        """The most bytes that the shard takes, with staging memory; 0 if that is unknown."""
         return 0
 
     @property
     def copy_bytes(self) -> int:
-        """What a copy of its state moves at most; 0 if it can be made in the loop's thread only."""
+        """The most bytes that a copy of the state moves; 0 if only the loop's thread may copy."""
         return self.nbytes
 
     def new_keys(self, pushes: Sequence[Any]) -> int:
-        """How many rows these pushes would create together."""
+        """Return the number of rows that these pushes would create together."""
         return 0
 
     def only_read(self, staged: Any) -> None:  # noqa: B027
-        """Have a pull create no rows for keys that are not here."""
+        """Mark a pull as one that creates no rows for absent keys."""
 
     @property
     def evicted(self) -> int:
-        """Number of evicted rows."""
+        """The number of evicted rows."""
         return 0
 
     def retain(self, staged: Any) -> None:
-        """Keep its memory when it is applied: other servers are to have it as well."""
+        """Keep the memory of a push after it is applied, because it is sent to other servers."""
         staged.retained = True
 
     def let_go(self, staged: Any) -> None:
-        """Other servers have it."""
+        """Release the memory of a retained push, because the other servers have it."""
         staged.retained = False
         self.release(staged)
 
     def lend(self, on: bool) -> None:
-        """Another thread begins or ends to work on the rows, and may release staging memory."""
+        """Lend the rows to another thread, or take them back.
+
+        Staging memory that is released meanwhile goes back to the pool at the end.
+        """
         self.lent = on
         if on:
             self._released: list[Any] = []
@@ -112,23 +115,23 @@ class Shard(ABC):
                 self.release(staged)
 
     def keep_keys(self, staged: Any) -> None:
-        """Its keys are read once it is applied."""
+        """Keep the keys of a push after it is applied, because a pull reads them."""
         staged.kept = True
 
     def sync(self, on: bool) -> None:
-        """Rows begin to come from another replica; or all have."""
+        """Record whether rows are still coming from another replica."""
         self.syncing = on
 
     def keep(self, clients: Collection[int]) -> None:  # noqa: B027
-        """Forget the state of all other workers, where there is any."""
+        """Forget the state of all workers but `clients`, if the shard has any."""
 
     def changes(self) -> dict[str, Tensor] | None:
-        """The changes since the last checkpoint; None if the whole state has to be written."""
+        """Return the changes since the last checkpoint; None if the whole state is to be written."""
         return None
 
     @abstractmethod
     def release(self, staged: Any) -> None:
-        """Give back its memory."""
+        """Give the memory of a push or a pull back to the pool."""
 
 
 class StagedRows:
@@ -136,10 +139,10 @@ class StagedRows:
 
     Attributes:
         rows: the range that the push covers.
-        keys: (n,) int64 or None; strictly increasing within `rows` unless `problem()`.
-        values: (n, width) of the table's dtype; of a whole state, those of each slot follow.
-        slots: number of slots of a whole state; 0 for the rows alone.
-        views: destinations of the payload.
+        keys: the keys, (n,) int64, or None; strictly increasing within `rows` unless `problem()`.
+        values: the values, (n, width); in a whole state, those of each slot follow.
+        slots: the number of slots of a whole state; 0 for the rows alone.
+        views: the destinations of the payload.
     """
 
     __slots__ = (
@@ -171,7 +174,7 @@ class StagedRows:
         self.retained = False  # the memory is also sent to other servers
         self.prepared: list[tuple[int, KeyRange, Prepared | None]] | None = None  # of whole rows
         self._memory = memory
-        self.nbytes = memory.nbytes  # that it keeps
+        self.nbytes = memory.nbytes  # of all the memory
         keys_bytes = 0 if keys < 0 else 8 * keys
         start = -(-keys_bytes // ALIGN) * ALIGN
         self.keys: Tensor | None = None
@@ -187,11 +190,11 @@ class StagedRows:
             self.views.append(part.data)
 
     def states(self) -> Sequence[Tensor]:
-        """The values of the rows, and of each slot for them, of a whole state."""
+        """Return the values of the rows and of each of their slots, in a whole state."""
         return self.values.chunk(1 + self.slots)
 
     def problem(self) -> str:
-        """Why the keys are invalid; empty if they are valid."""
+        """Return why the keys are invalid; empty if they are valid."""
         keys = self.keys
         if keys is None or not len(keys):
             return ""
@@ -206,9 +209,9 @@ class Merged(msgspec.Struct, eq=False):
     """The merged pushes of a round, for some rows.
 
     Attributes:
-        keys: (n,) int64 or uint64, or None for all of `rows`.
-        values: (n, width).
-        lr: learning rate in place of the schedule's.
+        keys: the keys, (n,) int64 or uint64, or None for all of `rows`.
+        values: the values, (n, width).
+        lr: the learning rate in place of the schedule's.
     """
 
     rows: KeyRange
@@ -218,13 +221,13 @@ class Merged(msgspec.Struct, eq=False):
 
     @property
     def views(self) -> tuple[memoryview, ...]:
-        """The bytes of the keys, if it has any, and of the values."""
+        """The bytes of the keys, if there are any, and of the values."""
         parts = (self.values,) if self.keys is None else (self.keys, self.values)
         return tuple(data_of(each.contiguous()) for each in parts)
 
 
 def side_by_side(updates: list[Merged]) -> list[Merged]:
-    """The updates, with those joined whose rows and memory are adjacent."""
+    """Return the updates, joined where their rows and memory are adjacent."""
     joined: list[Merged] = []
     for each in updates:
         last = joined[-1] if joined else None
@@ -249,7 +252,7 @@ def _end(values: Tensor) -> int:
 
 
 def data_of(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor."""
+    """Return the bytes of a contiguous tensor."""
     data: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
     return data
 
@@ -258,9 +261,9 @@ class StreamedRows(msgspec.Struct, eq=False):
     """A push of whole rows that is applied while it arrives, one fragment at a time.
 
     Attributes:
-        values: (n, width): that memory, for the largest fragment.
-        views: a destination for each fragment; all are the same memory.
-        pieces: for each view: the fragment's number, its rows, and their update if it is prepared.
+        values: the values, (n, width), of the largest fragment.
+        views: a destination for each fragment; all share the memory of `values`.
+        pieces: the fragment's number, its rows and their prepared update, if any, for each view.
     """
 
     rows: KeyRange

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Touched:
-    """A mark for each place, from the first checkpoint on; before that it costs nothing.
+    """The marks of changed places. Before the first checkpoint, nothing is marked.
 
     >>> touched = Touched()
     >>> touched.begin(3)
@@ -21,7 +21,7 @@ class Touched:
         self._written = 0
 
     def begin(self, count: int) -> None:
-        """The rows at the first `count` places are in a checkpoint now."""
+        """Clear all marks: the rows at the first `count` places are in a checkpoint now."""
         self.begun, self._written = True, count
         if len(self._marks) < count:
             self._marks = np.zeros(2 * count, np.bool_)
@@ -29,13 +29,13 @@ class Touched:
             self._marks[:] = False
 
     def mark(self, places: np.ndarray, count: int) -> None:
-        """Mark places as changed, of `count` that exist."""
+        """Mark places as changed; `count` places exist."""
         if self.begun:
             if len(self._marks) < count:
                 self._marks = np.concatenate([self._marks, np.zeros(count, np.bool_)])
             self._marks[places] = True
 
     def since(self, count: int) -> np.ndarray:
-        """The changed and the new places, in order."""
+        """Return the changed and the new places, in order."""
         changed = np.flatnonzero(self._marks[: self._written])
         return np.concatenate([changed, np.arange(self._written, count)])

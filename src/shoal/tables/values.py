@@ -16,7 +16,7 @@ Lens = Tensor | np.ndarray | Sequence[int] | None
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's memory as bytes.
+    """Return a tensor's memory as bytes.
 
     Raises:
         InvalidValue: the tensor is not contiguous or not on the CPU.

@@ -53,7 +53,7 @@ def hello(me: Identity, asked: Message) -> Hello:
 
 
 def farewell(me: Identity) -> Hello:
-    """Return the hello to a listener of another version, whose error can then name both."""
+    """Return the hello to a listener of another version, so that it can name both versions."""
     return Hello(PROTOCOL_VERSION, me.job, me.node, me.role, bytes(16), b"")
 
 

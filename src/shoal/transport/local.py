@@ -43,7 +43,7 @@ def path_of(address: str) -> Path:
 
 
 class LocalTransport(Transport):
-    """Unix sockets. The directory's mode 0700 is the protection; a token works here too."""
+    """Unix sockets, protected by the directory's mode 0700; a token works here too."""
 
     def listen(self, address: str, me: Identity) -> Listener:
         path = path_of(address)

@@ -5,7 +5,7 @@ and says over the socket how many (PUT); the reader copies them out, and says so
 copies in, the other copies out, in pieces that stay in the cache.
 
 The memory is anonymous and passed as a file descriptor, so that nothing is left behind by a process
-that was killed. It is sealed against shrinking: a missing page would kill the process that reads it.
+that was killed. It is sealed against shrinking: a missing page would kill the reading process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def chunk_of(nbytes: int) -> int:
 
 
 class Outlet:
-    """The ring that this side writes. `fd` is for the peer, until `passed`."""
+    """The ring that this side writes, whose `fd` is for the peer until `passed`."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("shoal-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -89,7 +89,7 @@ class Outlet:
 
 
 class Inlet:
-    """The peer's ring. Its contents may change at any time: copy before looking."""
+    """The peer's ring, whose contents may change at any time: copy before looking."""
 
     def __init__(self, fd: int) -> None:
         """Map the ring, and close its descriptor.

@@ -24,7 +24,7 @@ RETRANSMIT_MS = 1000  # at most between retransmissions, so that a link that is 
 
 
 class StreamListener(Listener):
-    """A listening socket. `before_close` cleans up its address.
+    """A listening socket, whose address `before_close` cleans up.
 
     It keeps a file descriptor in reserve. When the process has no other left, a caller is accepted
     with it and dropped. A waiting caller would keep the socket readable and the loop busy.

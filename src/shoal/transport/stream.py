@@ -48,8 +48,8 @@ from shoal.transport.wire import (
 
 INBOX_BYTES = 64 << 10
 JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
-# The limits of one call of `receive`, after which other connections get their turn: in bytes, and in
-# seconds, because a few bytes may be much work.
+# The limits of one call of `receive`, after which other connections get their turn: in bytes, and
+# in seconds, because a few bytes may be much work.
 TURN_BYTES = 4 << 20
 TURN_S = 0.02
 HANDSHAKE_BYTES_MAX = 4 << 10
@@ -61,7 +61,7 @@ _NOWHERE = memoryview(b"")
 
 
 class StreamConnection(Connection):
-    """A connected, non-blocking socket. With `asked`, the peer still has to answer a challenge.
+    """A connected, non-blocking socket; with `asked`, the peer still has to answer a challenge.
 
     Invariant, whenever `receive` returns: the inbox holds less than one frame's prefix and header,
     at its front, and nothing at all while a payload is under way. So no message waits in it while

@@ -1,4 +1,4 @@
-"""The `tcp` transport: between hosts. It listens only with a token."""
+"""The `tcp` transport: between hosts; it listens only with a token."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_every_number_of_the_table_is_in_the_events(compared):
 
 
 def test_all_runs_of_a_seed_begin_with_the_same_weights(compared):
-    found = shoal.load_comparison(compared["comparison"])
+    found = shoal.reports.load_comparison(compared["comparison"])
     sync, easgd = found.cells
     assert found.unlike_weights() == []
     for seed in (0, 1):
@@ -87,7 +87,7 @@ def test_the_page_has_the_learning_curves_and_the_commands(compared):
     named = {figure["name"]: figure for figure in figures}
     assert named.keys() == {"accuracy", "loss", "test_loss", "idle"}  # nobody is behind another
     line = named["accuracy"]["traces"][1]
-    found = shoal.load_comparison(compared["comparison"]).cells[1]
+    found = shoal.reports.load_comparison(compared["comparison"]).cells[1]
     curves = [found.curves[seed].accuracy for seed in (0, 1)]
     pairs = list(zip(*curves, strict=True))
     assert line["name"] == "easgd"
@@ -232,7 +232,7 @@ def test_a_damaged_run_is_run_again(compared, tmp_path):
     shutil.copytree(compared["comparison"], folder)
     damaged = next(folder.glob("cells/sync-seed1/*/summary.json"))
     damaged.write_text("{")
-    assert repr(shoal.load_comparison(folder)).endswith("3 of 4 runs)")
+    assert repr(shoal.reports.load_comparison(folder)).endswith("3 of 4 runs)")
     found = report_of(invoke(f"compare --resume {folder} --json", tmp_path))
     assert [row["runs"] for row in found["table"]] == [2, 2]
 
@@ -307,7 +307,7 @@ def test_paces_are_a_text_or_a_list(pace, tmp_path):
     (cell,) = found.cells
     began, *_, last = (cell.runs[0].steps[rank]["t"][-1] for rank in (0, 1))
     assert last == pytest.approx(3 * began, rel=0.2)
-    again = shoal.load_comparison(found.path).comparison.simulation
+    again = shoal.reports.load_comparison(found.path).comparison.simulation
     assert again.paces(2) == [1.0, 3.0]
 
 

@@ -14,7 +14,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_at_once(number: int, _: object) -> None:
-    """End the process with one line and a shell's exit status: nothing is to be cleaned up yet."""
+    """End the process with one line and a shell's exit status: there is nothing to clean up yet."""
     try:
         os.write(2, b"interrupted\n")
     finally:
@@ -22,13 +22,13 @@ def end_at_once(number: int, _: object) -> None:
 
 
 def ignore_signals() -> None:
-    """Nothing is left to be ended: all has been said, with an exit status."""
+    """Ignore the signals at the end of the process, when its exit status is decided."""
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def main() -> None:
-    """Run a command of `shoal`. Each has its own handlers while it runs (`cli/group.py`)."""
+    """Run a command of `shoal`, which sets its own signal handlers (`cli/group.py`)."""
     for number in ENDS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as of a shell's background job
             signal.signal(number, end_at_once)

@@ -1,8 +1,8 @@
 """`shoal.ctr`: models of clicks on sparse features, from Python.
 
-train      train one, as `shoal train ctr`
-Scorer     predict with one, while it is trained or afterwards
-key        the key of a value of a named column: the row that it has in the model's tables
+train      train a model, as `shoal train ctr` does
+Scorer     predict with a model, during its training or afterwards
+key        the key of a value of a named column, which is its row in the model's tables
 
 Example:
     >>> result = shoal.ctr.train("train.libsvm", test="test.libsvm")  # doctest: +SKIP

@@ -241,8 +241,8 @@ class Dropped(RunAborted):
 class DeclaredDead(RunAborted):
     """The run goes on without this process, which was not heard of for too long.
 
-    It was stopped, swapped out, hung or out of reach. What it held others have taken over. Start it
-    again so that it joins anew.
+    It was stopped, swapped out, hung or out of reach. Other processes have taken over its work.
+    Start it again so that it joins anew.
     """
 
 
@@ -279,9 +279,9 @@ class BadMessage(WireError):
 
 
 class BadContent(WireError):
-    """A message that its receiver cannot take from its sender. It has changed nothing.
+    """A message that its receiver cannot accept from its sender. It has changed nothing.
 
-    It names what is not there, or says what is not its sender's to say.
+    It names something that does not exist, or its sender has no right to send it.
     """
 
 
@@ -309,6 +309,6 @@ class InvariantBroken(ShoalError):
 
 
 def by_name(name: str) -> type[ShoalError]:
-    """The error class `name`; `ShoalError` if there is none, such as for a newer peer's error."""
+    """Return the error class `name`; `ShoalError` if there is none, as for a newer peer's error."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, ShoalError) else ShoalError

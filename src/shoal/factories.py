@@ -36,10 +36,10 @@ _importing: list[str] = []  # files that are being executed for their definition
 
 
 def name_of(factory: Factory) -> str:
-    """The name by which another process can import `factory`.
+    """Return the name by which another process can import `factory`.
 
     Raises:
-        NotImportable: for lambdas, local functions and what was typed at a prompt
+        NotImportable: it is a lambda or a local function, or was typed at a prompt
     """
     name = getattr(factory, "__qualname__", "")
     module = getattr(factory, "__module__", "")
@@ -57,22 +57,24 @@ def name_of(factory: Factory) -> str:
 
 
 def at_prompt(factory: object) -> bool:
-    """Whether no other process can import something of the user's: it was defined at a prompt, in a
-    notebook's cell or on standard input."""
+    """Return whether an object was defined where no other process can import it.
+
+    That is at a prompt, in a notebook's cell or on standard input.
+    """
     return getattr(factory, "__module__", "") == "__main__" and _main_file() is None
 
 
 def _main_file() -> Path | None:
-    """The file of this process's script; None at a prompt, and for standard input ("<stdin>")."""
+    """Return the file of this process's script; None at a prompt and for standard input."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(script) if script is not None and Path(script).is_file() else None
 
 
 def refuse_while_importing(call: str) -> None:
-    """What joins or starts a run calls this first.
+    """Refuse to join or start a run while a file is being executed for its definitions.
 
     Raises:
-        NotImportable: a file is being executed for its definitions, and calls this at its top level
+        NotImportable: such a file makes this call at its top level
     """
     if _importing:
         raise NotImportable(
@@ -82,10 +84,10 @@ def refuse_while_importing(call: str) -> None:
 
 
 def load_module(name: str) -> Any:
-    """The module of that name, or in that file.
+    """Return the module of a name, or in a file.
 
     Raises:
-        NotImportable: there is none, or it fails
+        NotImportable: there is no such module, or its import fails
     """
     try:
         return _module(name)
@@ -98,10 +100,10 @@ def load_module(name: str) -> Any:
 def load_definitions(command: Sequence[str]) -> None:
     """Import a user's script for the methods and handlers that it registers.
 
-    command:  the script, and the arguments that it was called with
+    command:  the script, and the arguments with which it was called
 
     Raises:
-        NotImportable: it fails, or trains at its top level
+        NotImportable: the script fails, or trains at its top level
     """
     before, sys.argv = sys.argv, list(command)
     try:
@@ -111,19 +113,19 @@ def load_definitions(command: Sequence[str]) -> None:
 
 
 def main_script() -> tuple[str, ...]:
-    """The script that this process runs and its arguments; () at a prompt."""
+    """Return the .py file that this process runs, and its arguments; () if it runs none."""
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
     return (str(Path(script).resolve()), *sys.argv[1:]) if script.endswith(".py") else ()
 
 
 def importable(name: str) -> str:
-    """Import a module, or a file; returns what other processes can import it by."""
+    """Import a module or a file, and return the name by which other processes can import it."""
     load_module(name)
     return str(Path(name).resolve()) if name.endswith(".py") else name
 
 
 def anywhere(name: str) -> str:
-    """The name of a factory in a file by which processes in any folder can import it.
+    """Return the name by which processes in any folder can import a factory in a file.
 
     >>> anywhere("package.module:function"), anywhere("sync")
     ('package.module:function', 'sync')
@@ -133,7 +135,7 @@ def anywhere(name: str) -> str:
 
 
 def load(name: str) -> Factory:
-    """The factory of that name.
+    """Return the factory of a name.
 
     Raises:
         NotImportable: no such module, file or function
@@ -153,10 +155,10 @@ def load(name: str) -> Factory:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Have Ctrl-C and SIGTERM wait until imports of torch, or of scikit-learn, are over.
+    """Delay Ctrl-C and SIGTERM until imports of torch, or of scikit-learn, are over.
 
-    They take a second. Some lines of them swallow an exception that interrupts them; after others
-    a second attempt fails, with a traceback.
+    Such an import takes a second. Some of its lines swallow an exception that interrupts them;
+    after others a second import fails, with a traceback.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
@@ -168,8 +170,8 @@ def uninterrupted() -> Iterator[None]:
 def call_user_code(function: Factory, *arguments: Any) -> Any:
     """Call a user's function within a node's loop.
 
-    It may take any time: where this call is on the loop's stack, the loop does not count as hung
-    (`node.heartbeat`).
+    The function may take any time: while this call is on the loop's stack, the loop does not count
+    as hung (`node.heartbeat`).
     """
     return function(*arguments)
 
@@ -200,7 +202,7 @@ def _module(name: str) -> Any:
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback of an error from the first line of a user's code on; "" if it has none."""
+    """Return the traceback of an error from the first line of a user's code on; "" without any."""
     told = traceback.TracebackException.from_exception(error)
     for at, frame in enumerate(told.stack):
         if not frame.filename.startswith(("<", SHOAL, *LIBRARIES)):

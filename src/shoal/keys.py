@@ -20,8 +20,8 @@ class KeyRange(msgspec.Struct, frozen=True, array_like=True, order=True):
     """The keys `start <= key < stop`.
 
     Args:
-        start: first key, >= 0.
-        stop: first key behind the range, >= start.
+        start: the first key, >= 0.
+        stop: the first key after the range, >= start.
 
     Raises:
         InvalidValue: not 0 <= start <= stop.
@@ -53,11 +53,11 @@ class KeyRange(msgspec.Struct, frozen=True, array_like=True, order=True):
         return KeyRange(start, max(start, min(self.stop, other.stop)))
 
     def covers(self, other: KeyRange) -> bool:
-        """Whether every key of `other` is in this range."""
+        """Return whether every key of `other` is in this range."""
         return self.start <= other.start and other.stop <= self.stop
 
     def without(self, other: KeyRange) -> list[KeyRange]:
-        """The ranges of its keys that `other` does not have.
+        """Return the ranges of the keys of this range that `other` does not have.
 
         Example:
             >>> [str(rows) for rows in KeyRange(2, 9).without(KeyRange(4, 6))]
@@ -100,7 +100,7 @@ def cut_at_edges(whole: KeyRange, ranges: Iterable[KeyRange]) -> list[KeyRange]:
 
 
 def tiles(ranges: Sequence[KeyRange], total: int) -> bool:
-    """Whether the ranges cover `[0, total)` exactly once, in order."""
+    """Return whether the ranges cover `[0, total)` exactly once, in order."""
     edge = 0
     for part in ranges:
         if part.start != edge or part.stop <= part.start:
@@ -114,10 +114,10 @@ SLOTS = 1 << SLOT_BITS
 
 
 def splitmix64(number: Callable[[int], Any]) -> Callable[[Any], Any]:
-    """SplitMix64's last step, a bijection of the 64-bit integers that scatters them.
+    """Return the last step of SplitMix64, a bijection of the 64-bit integers that scatters them.
 
-    number:  what its constants are made with: `int` for Python's numbers, `numpy.uint64` for arrays
-             and for compiled loops
+    number:  the type of its constants: `int` for Python's numbers, `numpy.uint64` for arrays and
+             for compiled loops
 
     Steele et al. 2014, figure 16.
 
@@ -140,7 +140,7 @@ hash_of: Callable[[int], int] = splitmix64(int)
 
 
 def slot_of(key: int) -> int:
-    """The hash slot of a sparse table's key, which determines the key's shard.
+    """Return the hash slot of a sparse table's key, which determines the key's shard.
 
     >>> [slot_of(key) for key in (0, 1, 2, 3)]
     [0, 1385, 3517, 485]

@@ -17,8 +17,8 @@ def public(
 
     Args:
         package: the name of the package.
-        homes: by module, the names that it has, with blanks between; an empty text for a module
-            that is a public name itself.
+        homes: the public names of each module, with blanks between them; an empty text for a
+            module that is a public name itself.
 
     >>> get, names = public("example", {"math": "pi tau", "json": ""})
     >>> names(), get("pi") > 3, get("json").dumps([1])

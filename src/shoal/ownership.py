@@ -21,10 +21,10 @@ ROOT = 0
 
 
 def others_owner(path: Path) -> str:
-    """Whose a file or folder is, in words, if it is not this user's; else empty.
+    """Return the owner of a file or folder, in words, if it is not this user; else "".
 
-    Root is another user, too: what root has left was not written by this user. Of a symbolic link
-    both ends are looked at.
+    Root is another user, too: this user has not written a file of root. A symbolic link and its
+    target are both checked.
     """
     for owner in (path.lstat().st_uid, path.stat().st_uid):
         if owner != os.geteuid():
@@ -33,7 +33,7 @@ def others_owner(path: Path) -> str:
 
 
 def others_may_write(path: Path) -> str:
-    """Other users that may write to a file or folder, in words; empty if there are none."""
+    """Return which other users may write to a file or folder, in words; empty if there are none."""
     status = path.stat()
     shown = f"(mode {stat.S_IMODE(status.st_mode):o})"
     if status.st_mode & stat.S_IWOTH:
@@ -44,20 +44,22 @@ def others_may_write(path: Path) -> str:
 
 
 def cache_folder(env: Mapping[str, str]) -> Path:
-    """The user's folder of files that only save time: $XDG_CACHE_HOME/shoal, or ~/.cache/shoal."""
-    # The XDG specification has a relative path ignored.
+    """Return the user's folder for cached files: $XDG_CACHE_HOME/shoal, or ~/.cache/shoal."""
+    # The XDG specification says that a relative path is ignored.
     if Path(env.get("XDG_CACHE_HOME", "")).is_absolute():
         return Path(env["XDG_CACHE_HOME"]) / "shoal"
     return Path(env.get("HOME") or _home()).absolute() / ".cache" / "shoal"
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder of mode 0700 if it is missing, and see that nobody else can change what is in
-    it: it and all in it are this user's, and no other user may write to it or rename it.
+    """Make a folder of mode 0700 if it is missing, and check that nobody else can change its files.
+
+    The folder and all files in it have to be this user's, and no other user may write to the folder
+    or rename it.
 
     Raises:
         NotTrusted: another user has written there, or can
-        OSError: it cannot be made or read
+        OSError: the folder cannot be made or read
     """
     make_folders(path)
     for folder in {*path.absolute().parents, *path.resolve().parents}:
@@ -75,14 +77,14 @@ def private_folder(path: Path) -> None:
 
 
 def make_folders(path: Path, mode: int = PRIVATE) -> None:
-    """Make a folder, and those that it is in, where they are missing."""
+    """Make a folder and its parents, where they are missing."""
     if not path.is_dir():
         make_folders(path.parent, mode)
         path.mkdir(mode, exist_ok=True)  # another process may make it at the same time
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether a group is this user's alone, as many systems make one for each user."""
+    """Return whether a group is this user's alone; many systems make such a group for each user."""
     try:
         user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:

@@ -1,4 +1,4 @@
-"""Names to factories, with errors that list what is known.
+"""Registries of named things, with errors that list the known names.
 
 >>> shapes = Registry[int]("shape")
 >>> shapes.add("square", 4)
@@ -34,8 +34,8 @@ def when_unknown(load: Callable[[], object]) -> None:
 class Registry(Generic[T]):
     """A table of named things of one kind.
 
-    Other packages add theirs through the entry-point group `shoal.<kind>s`, or the one that is
-    named; those are loaded only when a name is asked for that is not built in.
+    Other packages add things through the entry-point group `shoal.<kind>s`, or through `group`.
+    They are loaded only when a name is asked for that is not registered yet.
     """
 
     def __init__(self, kind: str, group: str = "") -> None:
@@ -45,7 +45,7 @@ class Registry(Generic[T]):
         self._plugins_loaded = False
 
     def add(self, name: str, thing: T, again: bool = False) -> None:
-        """Register `thing`; a name is given once, unless it is said to be given `again`."""
+        """Register `thing` under `name`; refuse a name that is taken, unless `again` is true."""
         if name in self._known and not again:
             raise InvalidValue(f"{self.kind} {name!r} is registered already")
         self._known[name] = thing
@@ -60,7 +60,7 @@ class Registry(Generic[T]):
         return self._known[name]
 
     def registered(self, name: str) -> T | None:
-        """What this process has registered under a name so far; None if it has nothing."""
+        """Return what this process has registered under a name so far; None if it has nothing."""
         return self._known.get(name)
 
     def __contains__(self, name: object) -> bool:
@@ -78,13 +78,13 @@ class Registry(Generic[T]):
 
 
 def unknown(kind: str, name: str, known: object) -> UnknownName:
-    """The error for a name that is not among `known`, with the nearest one suggested."""
+    """Return the error for a name that is not among `known`, with the nearest one suggested."""
     names = sorted(str(each) for each in known)  # type: ignore[attr-defined]
     return UnknownName(f"unknown {kind} {name!r} (known: {', '.join(names)}){nearest(name, names)}")
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """A hint at the nearest of these names; empty if none is near.
+    """Return a hint at the nearest of these names; empty if none is near.
 
     >>> nearest("taus", ["beta", "tau"])
     "; did you mean 'tau'?"

@@ -1,7 +1,7 @@
 """`shoal.word2vec`: vectors of words, from Python.
 
-train      train them, as `shoal train word2vec`
-Vectors    those of a run, and which are near
+train      train vectors, as `shoal train word2vec` does
+Vectors    the vectors of a run, and the nearest words
 
 Example:
     >>> result = shoal.word2vec.train("novels.tar.gz", workers=2)  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""`shoal checkpoint`: has a run write a checkpoint now, and waits until it is complete."""
+"""`shoal checkpoint`: asks a run for a checkpoint, and waits until it is complete."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from shoal.protocol.messages import CheckpointPlanned, CheckpointRefused, Checkp
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import RunFolder
 
-ANSWER_S = 10.0  # until a view has been made
+ANSWER_S = 10.0  # for the scheduler's answer, which waits for a view
 LOOK_S = 0.1  # between looks at the folder: servers on other hosts write there
 
 
 def save(
     where: str, token: str, timeout_s: float, told: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """Ask for a checkpoint.
+    """Ask a run for a checkpoint, and wait until it is complete.
 
     where:      the folder of a run on this machine, or its scheduler's address
-    timeout_s:  time for the workers to reach its clock, and for the servers to write it
-    told:       called with what is waited for
+    token:      the run's token
+    timeout_s:  the time for the workers to reach the checkpoint's clock, and for the servers to
+                write it
+    told:       the function that is called with a text about what is waited for
 
     Returns:
-        `clock`, `folders` (of the checkpoint, by host), and whether it is `complete`: None where
-        the folder is on other hosts only.
+        `clock`, `folders` (the checkpoint's folder on each host) and `complete`; None instead of
+        true where the folders are on other hosts only.
 
     Raises:
         DataMissing: no run is under way there, or it has ended before the checkpoint's clock
         JoinTimeout: no scheduler answers there
         Refused: the run cannot write a checkpoint
-        RequestTimeout: it is not complete in time
+        RequestTimeout: the checkpoint is not complete in time
     """
     patience_s = min(ANSWER_S, max(timeout_s, 1.0))
     question = Question(CheckpointRequest(1), (CheckpointPlanned, CheckpointRefused), patience_s)
@@ -48,7 +50,7 @@ def save(
     if not isinstance(planned, CheckpointPlanned):
         raise JoinTimeout(f"no scheduler at {address} has answered within {patience_s:g} s")
     folders = [Path(folder) for _, folder in planned.folders]
-    seen = [each for each in folders if each.parents[1].is_dir()]  # the run's own is made later
+    seen = [each for each in folders if each.parents[1].is_dir()]  # the run's checkpoint folder is made later
     told(f"checkpoint {planned.saved_as}: waits for every worker to finish {planned.clock} clocks")
     complete = _wait(Checkpoints(seen[0]), planned, where, timeout_s) if seen else None
     places = {host: str(Checkpoints(Path(folder)).path(planned.saved_as))

@@ -22,22 +22,22 @@ from shoal.tables.custom.calls import Pairs
 
 log = logging.getLogger("shoal")
 CLICKS = {"bias", "linear"}  # tables that every model of clicks has
-KEYED = ("linear", "factors")  # those of its tables with a row for each key
+KEYED = ("linear", "factors")  # the tables of such a model with a row for each key
 
 
 def export(run: Path, form: str, out: Path | None) -> list[Path]:
-    """Write a run's tables; returns the files.
+    """Write a run's tables, and return the files.
 
-    form:  `safetensors`, one file: a dense table by its name, a sparse one as NAME.keys (uint64
-           bits as int64) and NAME.rows, a custom one as NAME.keys, .values and .lens; or `text`,
-           a file per table: a key and its row in a line. Of a model of clicks on named columns a
-           CSV file beside them, FILE.keys.csv or keys.csv, has the column and the value of keys
+    form:  the format: `safetensors`, one file: a dense table by its name, a sparse one as NAME.keys
+           (uint64 bits as int64) and NAME.rows, a custom one as NAME.keys, .values and .lens; or
+           `text`, a file per table: a key and its row in a line. For a model of clicks on named
+           columns a CSV file as well, FILE.keys.csv or keys.csv, has the column and value of keys
     out:   the file, or the folder of text files; in the run's folder by default
 
     Raises:
-        DataMissing, DataCorrupt: no run that has left its shards
+        DataMissing, DataCorrupt: the folder has no shards of a run, or damaged ones
         UnknownFormat: the run's keys follow another rule than `shoal.ctr.key`
-        InvalidValue: a file that cannot be written
+        InvalidValue: a file cannot be written
     """
     saved = SavedShards(run)
     clicks = _run_on_columns(run, saved)
@@ -59,7 +59,7 @@ def export(run: Path, form: str, out: Path | None) -> list[Path]:
 
 
 def _plain(name: str) -> str:
-    """A table's name as a file's: it may hold anything, and the file stays in its folder."""
+    """Return a file's name for a table's, of which no character leads to another folder."""
     return re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "table"
 
 
@@ -83,7 +83,7 @@ def _as_text(saved: SavedShards, name: str, path: Path) -> Path:
 
 
 def _rows(table: dict[str, Tensor]) -> Iterator[tuple[int, list[float]]]:
-    """Keys with their values."""
+    """Yield the keys of a table with their values."""
     keys = table["keys"].numpy().view("uint64") if "keys" in table else None
     if keys is not None and "lens" in table:
         pairs = Pairs(keys, table["values"].numpy(), table["lens"].numpy())
@@ -96,7 +96,7 @@ def _rows(table: dict[str, Tensor]) -> Iterator[tuple[int, list[float]]]:
 
 def _run_on_columns(run: Path, saved: SavedShards) -> tuple[RunFolder, CtrSpec] | None:
     """Return the folder and options of a click model on named columns; None for another run."""
-    places = map(RunFolder, (run, run.parent, run.parent.parent))  # of shards or a checkpoint, too
+    places = map(RunFolder, (run, run.parent, run.parent.parent))  # `run` may be its shards or a checkpoint
     folder = next((each for each in places if each.job.is_file()), None)
     if folder is None or not saved.tables.keys() >= CLICKS or not is_of_ctr(folder.path):
         return None

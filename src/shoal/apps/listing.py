@@ -17,12 +17,12 @@ Rows = list[tuple[str, ...]]
 
 
 def records_of(what: str, name: str = "") -> list[Record]:
-    """What there is of a kind of thing; of one name only, if it is given.
+    """Return the records of a kind of thing, or only the one with a given name.
 
     Raises:
         UnknownName: nothing has that name
     """
-    if name and what == "strategies":  # also a user's own
+    if name and what == "strategies":  # also a strategy of a user
         return [_strategy(name)]
     found = {"strategies": _strategies, "tables": _tables, "data": _data}[what]()
     if not name:
@@ -34,7 +34,7 @@ def records_of(what: str, name: str = "") -> list[Record]:
 
 
 def rows_of(what: str, name: str = "") -> tuple[tuple[str, ...], Rows]:
-    """The same as (column names, rows)."""
+    """Return `records_of` as (column names, rows)."""
     records = records_of(what, name)
     if what == "strategies":
         return STRATEGY_COLUMNS, [row for each in records for row in _rows_of_strategy(each)]
@@ -93,7 +93,7 @@ def _rows_of_strategy(record: Record) -> Rows:
 
 
 def settings(kind: type[Strategy]) -> list[tuple[str, Any, str]]:
-    """(name, default, meaning) of each setting of a strategy."""
+    """Return (name, default, meaning) of each setting of a strategy."""
     meanings = get_type_hints(kind.Settings, include_extras=True)
     return [
         (each.name, each.default, meanings[each.name].__metadata__[0].description)

@@ -1,4 +1,4 @@
-"""RunResult: what a run that was started from Python has left."""
+"""RunResult: the result of a run that was started from Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RunResult(JupyterMixin):
     """Result of a run. A notebook and `rich.print` show it as a table.
 
     Attributes:
-        metrics: the figures of its summary, by name.
+        metrics: the figures of the run's summary, by name.
         run_dir: the run's folder.
     """
 
@@ -25,7 +25,7 @@ class RunResult(JupyterMixin):
     run_dir: Path
 
     def __rich__(self) -> Table:
-        """The figures that are one number, and the folder."""
+        """Return a table of the figures that are numbers, and of the run's folder."""
         table = Table(show_header=False, box=None)
         for name, value in self.metrics.items():
             if isinstance(value, int | float) and not isinstance(value, bool):

@@ -38,26 +38,26 @@ from shoal.reports.logged import logged_summary, logged_tables
 from shoal.storage.lease_log import read_lease_log
 from shoal.storage.run_folder import RunFolder
 
-IN_VARIABLES = (  # options of `shoal worker` that go to `shoal.init` so
+IN_VARIABLES = (  # options of `shoal worker` that `shoal.init` reads in the environment
     *("resume", "resume_at", "strategy", "set", "staleness", "optimizer_options"),
     "on_worker_loss",
 )
-SHOWN = 8  # names at the end of a run
+SHOWN = 8  # number of names at the end of a run
 
 
 def run_script(
     script: Path, args: list[str], how: ScriptRun, trust: bool = False
 ) -> dict[str, Any]:
-    """Run `script` on workers of its own with servers; returns the run's summary.
+    """Run `script` on new workers and servers, and return the run's summary.
 
-    What workers print comes to this terminal as `how.output` has it, and to their logs.
+    The output of workers goes to their logs, and to this terminal according to `how.output`.
 
-    trust:  continue from what another user has left, too
+    trust:  whether to continue from the files of another user, too
 
     Raises:
         NotTrusted: another user has left the run that it continues
-        InvalidValue: the script is not Python; or options that contradict each other, or the
-            strategy, or what the run that it continues has left
+        InvalidValue: the script is not Python; or options that contradict each other, the strategy,
+            or the files of the run that it continues
         UnknownName: no such strategy, or no such setting
         DataMissing, DataCorrupt: there is no checkpoint to continue from, or it is damaged
         ProcessDied, RangeLost: the run could not go on
@@ -111,7 +111,7 @@ def run_script(
 def _summarise(
     how: ScriptRun, script: Path, folder: RunFolder, started_at: float
 ) -> dict[str, Any]:
-    """The run's figures; of those that its workers have logged, as `logged_summary`."""
+    """Return the run's figures, with `logged_summary` of those that its workers have logged."""
     events = list(read_events(folder.events, torn=True))
     write_tables(folder, events)
     dropped = [event["name"] for event in events if event["kind"] == "dropped"]
@@ -130,7 +130,7 @@ def _summarise(
 
 
 def show_summary(console: Console, summary: dict[str, Any]) -> None:
-    """What the workers of a script have logged, and where it is."""
+    """Print the figures that the workers of a script have logged, and the run's folder."""
     from shoal.reports.live import show_course
 
     logged = summary["logged"]
@@ -184,14 +184,14 @@ def _check_syntax(script: Path) -> None:
 
 
 def _words(command: Sequence[str], how: ScriptRun) -> str:
-    """The words of a command that runs the same script again, from another checkpoint."""
+    """Return the words of a command that runs the same script again, from another checkpoint."""
     before = job_of(Path(how.resume)) if how.resume else None
     options = words_of_change(how, ScriptRun(), *filter(None, [before]))
     return shlex.join([*options, *command])
 
 
 def _ledger(resume: str, passed: int) -> LedgerRecord | None:
-    """The lease ledger as of the checkpoint, if the script took leases."""
+    """Return the lease ledger as of the checkpoint, if the script took leases."""
     leases = RunFolder(Path(resume)).leases
     if not passed or not leases.exists():
         return None
@@ -228,9 +228,9 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
 
 
 def become_worker(script: str, args: list[str], role: WorkerRole, trust: bool = False) -> None:
-    """`shoal worker`: this process joins a cluster and runs the script.
+    """Join a cluster with this process, and run the script (`shoal worker`).
 
-    trust:  continue from what another user has left, too
+    trust:  whether to continue from the files of another user, too
 
     Raises:
         UnknownName: no such strategy, or no such setting

@@ -56,9 +56,9 @@ class ScriptJob(ScriptRun, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The job of a run of `shoal run`, as its folder has it.
 
     script:        the script, and its arguments
-    command:       the command that runs it again
-    steps_before:  as (workers, steps) of each run before: those up to the checkpoint that this run
-                   continues
+    command:       the command that runs the script again
+    steps_before:  the steps up to the checkpoint that this run continues, as (workers, steps) of
+                   each earlier run
     """
 
     script: tuple[str, ...] = ()
@@ -66,15 +66,15 @@ class ScriptJob(ScriptRun, frozen=True, kw_only=True, forbid_unknown_fields=True
     steps_before: tuple[tuple[int, int], ...] = ()
 
     def steps_until(self, clock: int) -> tuple[tuple[int, int], ...]:
-        """The steps up to a checkpoint of this run, as `steps_before`."""
+        """Return the steps up to a checkpoint of this run, in the form of `steps_before`."""
         return (*self.steps_before, (self.workers, clock - sum(n for _, n in self.steps_before)))
 
 
 def job_of(run: Path) -> ScriptJob | None:
-    """The job of a run; None if it is not one of `shoal run`.
+    """Return the job of a run; None if it is not a run of `shoal run`.
 
     Raises:
-        DataCorrupt, UnknownFormat, InvalidValue: its job is not as that run wrote it
+        DataCorrupt, UnknownFormat, InvalidValue: the job is not as that run wrote it
     """
     path = RunFolder(run).job
     values = load_run_job(run) if path.is_file() else {}
@@ -90,20 +90,20 @@ def continued_script(
     trust: bool = False,
     says: Callable[[str], object] = print,
 ) -> tuple[Path, list[str], ScriptRun]:
-    """The script, its arguments and the options of a run that continues another.
+    """Return the script, its arguments and the options of a run that continues another run.
 
-    What is not asked for is as in that run, if it is one of `shoal run`. The arguments belong to
-    the script: with another one, or the same again, they are those that are given.
+    Options that are not asked for are those of that run, if it is a run of `shoal run`. Arguments
+    belong to a script: if a script is given, the arguments are those given with it.
 
     Args:
         command: the script and its arguments, if they were given.
         asked: the options that were given, among them `resume`.
-        trust: continue what another user has left, too.
-        says: is told what code runs because that run has run it.
+        trust: whether to continue a run that another user has left, too.
+        says: the function that is told which code runs because that run has run it.
 
     Raises:
         NotTrusted: another user has left the run, or could have changed it.
-        DataMissing: its script is not there any more; or there is no run, and no script is given.
+        DataMissing: the script does not exist; or there is no run, and no script is given.
         DataCorrupt, UnknownFormat: as `job_of`.
         InvalidValue: as `job_of`, or options that contradict each other; or no script is given, and
             another command has to continue the run.
@@ -131,9 +131,9 @@ def continued_script(
 
 
 def check_script(how: ScriptRun) -> None:
-    """Refuse a strategy and settings that cannot train in such a run. Imports no torch.
+    """Refuse a strategy and settings that cannot train in such a run; import no torch.
 
-    Without a strategy, servers may not be needed: the script may name another one, or none.
+    Without a strategy and settings nothing is checked: the script may name any strategy, or none.
 
     Raises:
         UnknownName: no such strategy, or no such setting
@@ -157,11 +157,11 @@ def check_script(how: ScriptRun) -> None:
 
 
 def check_settings(role: WorkerRole) -> None:
-    """Refuse a strategy or settings that there are not.
+    """Refuse a strategy or settings that do not exist.
 
     Raises:
         UnknownName: no such strategy, or no such setting
-        InvalidValue: a setting out of its range, or a bound of a strategy without one
+        InvalidValue: a setting out of its range, or a staleness for a strategy without such a bound
     """
     kind = strategies[role.strategy or USUAL]
     settings_of(kind.name, kind.Settings, role.set)

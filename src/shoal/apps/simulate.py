@@ -24,12 +24,13 @@ from shoal.simulation.scenario import simulate
 def run_seeds(
     first: int, count: int, jobs: int, trace: bool, console: Console, schedule: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Simulate seeds [first, first + count); print what they covered; return the figures.
+    """Simulate seeds [first, first + count), print what they covered, and return the figures.
 
-    schedule:  faults in turn, as `fault_of` reads them; if empty, each seed draws its own
+    schedule:  the faults to inject in turn, as `fault_of` reads them; if empty, each seed draws its
+               own
 
-    coverage counts, for each fault and phase, the seeds that hit it; with enough seeds, `thin` has
-    the counters that too few of them hit.
+    `coverage` counts, for each fault and phase, the seeds that hit it; with enough seeds, `thin` has
+    the counters that too few seeds hit.
     """
     began = time.monotonic()
     seeds = range(first, first + count)

@@ -1,4 +1,4 @@
-"""The weights of a run's model: on its servers while it is under way, in its files afterwards."""
+"""The weights of a run's model: on the servers while the run is under way, then in its files."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Weights(Protocol):
     """Rows and tables of a model."""
 
     def rows(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """Rows of a sparse table, (n, width) float32. A key without a row has its initial one."""
+        """Return rows of a sparse table, (n, width) float32; a new key gets its initial row."""
 
     def dense(self, table: str) -> Tensor:
-        """All of a dense table."""
+        """Return all rows of a dense table."""
 
     def close(self) -> None: ...
 
 
 def weights_of(run: Path, max_age_s: float = 1.0, max_rows: int = MAX_ROWS) -> Weights:
-    """The weights of a run.
+    """Return the weights of a run.
 
-    max_age_s:  how long what was pulled from a run under way is used
-    max_rows:   rows of a table that are kept of a run under way
+    max_age_s:  the time for which values pulled from a run under way are used
+    max_rows:   the number of rows of a table to keep from a run under way
 
     Raises:
         DataMissing: as `SavedShards`; or the run was killed
@@ -63,7 +63,7 @@ def weights_of(run: Path, max_age_s: float = 1.0, max_rows: int = MAX_ROWS) -> W
 
 
 class SavedWeights:
-    """Of a run that has ended, in this process.
+    """The weights of a run that has ended, in the memory of this process.
 
     Raises:
         DataMissing, DataCorrupt, UnknownFormat: as `SavedShards`
@@ -94,11 +94,11 @@ class SavedWeights:
 
 
 class RunningWeights:
-    """Of a run under way: pulled by a worker group of its own, for which no worker waits.
+    """The weights of a run under way, pulled by a separate worker group that no worker waits for.
 
     Raises:
-        DataMissing: also of `rows` and `dense`: the run was ended
-        RequestTimeout: of `rows` and `dense`: its tables are not there yet, after BEGIN_S
+        DataMissing: the run has ended; also raised by `rows` and `dense`
+        RequestTimeout: the tables do not exist after BEGIN_S; raised by `rows` and `dense`
     """
 
     def __init__(self, run: Path, max_age_s: float, max_rows: int) -> None:
@@ -108,7 +108,7 @@ class RunningWeights:
             group=group,
             init_timeout_s=JOIN_S,
             sync_timeout_s=PROBE_S,
-            abort_on_error=False,  # no other worker is lost with it
+            abort_on_error=False,  # the run goes on if this process fails
         )
         self._run = str(run)
         self._next_check = 0.0
@@ -138,7 +138,7 @@ class RunningWeights:
         return values
 
     def _check(self) -> None:
-        """Refuse a run that was ended; servers that are gone would be waited for."""
+        """Refuse a run that has ended, whose servers would be waited for."""
         now = time.monotonic()
         if now >= self._next_check:
             scheduler_at(self._run)
@@ -147,7 +147,7 @@ class RunningWeights:
     def close(self) -> None:
         try:
             scheduler_at(self._run)
-        except (DataMissing, DataCorrupt) as error:  # there is nobody to take leave of
+        except (DataMissing, DataCorrupt) as error:  # no scheduler is left
             self.client.fail(error)
         else:
             self.client.close()

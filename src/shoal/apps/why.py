@@ -21,14 +21,15 @@ WORTH_TELLING = 0.05  # share of the time that others waited for a worker
 
 
 def explain(where: str, token: str = "") -> dict[str, Any]:
-    """Ask a run's scheduler and servers.
+    """Ask a run's scheduler and servers which requests wait, and return the answers.
 
     where:  the folder of a run on this machine, or its scheduler's address
+    token:  the run's token
 
     Raises:
         DataMissing: no run is under way in that folder
         JoinTimeout: no scheduler answers there
-        HandshakeRefused: it asks for a token, or for another one
+        HandshakeRefused: the run asks for a token, or for another one
     """
     inquiry = StatusQuery(LIMIT_S)
     try:
@@ -62,7 +63,7 @@ def explain(where: str, token: str = "") -> dict[str, Any]:
 
 
 def _ending(folder: RunFolder) -> str:
-    """The reason that a run has ended."""
+    """Return the reason that a run has ended, to follow a message; empty without a run."""
     if not folder.path.is_dir():
         return ""
     if not folder.events.exists():

@@ -1,6 +1,6 @@
 """The `shoal` command.
 
-Only this room and `shoal.init()` read environment variables, and a flag always wins.
+Only this package and `shoal.init()` read the options in environment variables; a flag always wins.
 """
 
 from shoal.cli import cluster, comparing, tools, training

@@ -31,7 +31,7 @@ from shoal.jobs.trust import check_job_file, check_run
 from shoal.storage.comparison_folder import ComparisonFolder
 from shoal.storage.run_folder import RunFolder
 
-ONE_RUN = (  # fields of a job that say what becomes of one run
+ONE_RUN = (  # fields of a job that are options of a single run
     *("layers", "title", "out", "resume", "resume_at", "on_worker_loss", "slow_workers"),
     *("on_timeout", "checkpoint_every", "checkpoint_every_s", "keep_checkpoints"),
 )
@@ -158,7 +158,7 @@ def report(
 
 
 def _comparison(source: str | None, flags: Mapping[str, Any], trust: bool) -> Comparison:
-    """A comparison from a file or a data set, and the flags that were given."""
+    """Return the comparison of a file or a data set and the flags that were given."""
     file: dict[str, Any] = {}
     options: dict[str, Any] = {}
     if source and source.endswith(".toml"):
@@ -198,7 +198,7 @@ def _data_dir(wanted: Comparison) -> Path | None:
 
 
 def _values(text: str) -> list[Any]:
-    """The values of an axis, with commas between them.
+    """Return the values of an axis, which have commas between them.
 
     >>> _values("1,4,0.5"), _values("sync,ssp")
     ([1, 4, 0.5], ['sync', 'ssp'])

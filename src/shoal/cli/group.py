@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
-    """An option that belongs to one command alone."""
+    """Declare an option that belongs to one command alone."""
     return click.option(*names, cls=SectionedOption, **settings)
 
 
@@ -149,7 +149,7 @@ trusts = option(
 
 
 def token_options(command: F) -> F:
-    """`--token` and `--token-file`: the shared secret of a cluster."""
+    """Add `--token` and `--token-file`, the shared secret of a cluster, to a command."""
     section = "Network"
     token = option(
         "--token",
@@ -192,12 +192,12 @@ def options_of(
     lists: Sequence[str] = (),
     **usual: Any,
 ) -> Callable[[F], F]:
-    """An option for each field of a schema that has a help text, in the schema's order.
+    """Declare an option for each field of a schema that has a help text, in the schema's order.
 
-    leave_out:  fields without an option
-    required:   fields whose option has to be given
-    lists:      fields whose option may have several values, with commas between them
-    usual:      defaults of this command, where they are not the schema's
+    leave_out:  the fields without an option
+    required:   the fields whose option has to be given
+    lists:      the fields whose option may have several values, with commas between them
+    usual:      the defaults of this command that differ from the schema's
     """
     hints = get_type_hints(schema, include_extras=True)
 
@@ -231,7 +231,7 @@ def options_of(
 
 
 def _click_type(kind: Any, several: bool = False) -> dict[str, Any]:
-    """How click reads a value, or several; its bounds are the schema's to check."""
+    """Return how click reads a value, or several; the schema checks the bounds."""
     if several:
         return {"type": str, "metavar": "VALUE,..."}
     if kind is bool:
@@ -246,7 +246,7 @@ def _click_type(kind: Any, several: bool = False) -> dict[str, Any]:
 
 
 def plain(flags: Mapping[str, Any], schema: type[msgspec.Struct]) -> dict[str, Any]:
-    """The fields of a schema among flags that were given, with NAME=VALUE words as tables."""
+    """Return the given flags that are fields of a schema, with NAME=VALUE words as tables."""
     hints = get_type_hints(schema, include_extras=True)
     found = {name: value for name, value in flags.items() if name in schema.__struct_fields__}
     for name, value in found.items():
@@ -256,7 +256,7 @@ def plain(flags: Mapping[str, Any], schema: type[msgspec.Struct]) -> dict[str, A
 
 
 def tell(as_json: bool, report: Mapping[str, Any], show: Callable[[Console, Any], None]) -> None:
-    """The report of a command, as one line of JSON or as `show` prints it."""
+    """Print the report of a command, as one line of JSON or with `show`."""
     if as_json:
         click.echo(json.dumps(report))
     else:
@@ -264,14 +264,14 @@ def tell(as_json: bool, report: Mapping[str, Any], show: Callable[[Console, Any]
 
 
 def given() -> dict[str, Any]:
-    """What the user gave to the present command: options and arguments that are not defaults."""
+    """Return the options and arguments of the present command that are not defaults."""
     ctx = click.get_current_context()
     default = click.core.ParameterSource.DEFAULT
     return {k: v for k, v in ctx.params.items() if ctx.get_parameter_source(k) != default}
 
 
 class _Terminated(KeyboardInterrupt):
-    """By SIGTERM, not by Ctrl-C."""
+    """An interrupt by SIGTERM, not by Ctrl-C."""
 
 
 def _terminate(*_: object) -> None:
@@ -283,9 +283,9 @@ USUAL = (signal.default_int_handler, signal.SIG_DFL)  # Python's, for SIGINT and
 
 @contextmanager
 def _handled(interrupt: Any, terminate: Any) -> Iterator[None]:
-    """Have these handlers for SIGINT and SIGTERM. What a shell has set to be ignored stays so."""
+    """Set these handlers of SIGINT and SIGTERM in a `with` block; an ignored signal stays ignored."""
     wanted = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
-    if current_thread() is not main_thread():  # where handlers can be set
+    if current_thread() is not main_thread():  # handlers can be set in the main thread only
         wanted = {}
     before = {number: signal.getsignal(number) for number in wanted}
     before = {n: handler for n, handler in before.items() if handler is not signal.SIG_IGN}

@@ -1,4 +1,7 @@
-"""`shoal simulate`, `bench` and `list`."""
+"""The commands `simulate`, `chaos`, `bench` and `list` of `shoal`, and the tools for a run.
+
+These are `why`, `checkpoint`, `export`, `predict` and `similar`.
+"""
 
 from __future__ import annotations
 

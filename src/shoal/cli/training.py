@@ -115,13 +115,13 @@ def train_word2vec(as_json: bool, trust: bool, texts: tuple[str, ...], **options
 
 
 def job_values(job: str | None, flags: Mapping[str, Any], trust: bool = False) -> dict[str, Any]:
-    """What a job's file or data set and its flags say together: flags override the file.
+    """Return a job's values from its file or data set and its flags; flags override the file.
 
-    flags:  those that were given
-    trust:  a file of another user's may name code, and a run of another user's is continued
+    flags:  the flags that were given
+    trust:  whether a file of another user may name code, and a run of another user is continued
 
     Raises:
-        NotTrusted: such a file or run
+        NotTrusted: the file or the run is another user's
     """
     asked = plain(flags, JobSpec)
     if job and not job.endswith(".toml"):

@@ -1,4 +1,4 @@
-"""Blocking: a client's operations, waited for."""
+"""Blocking: a client's operations, which wait for their results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.protocol.requests import Exchange
 
 
 class Blocking:
-    """The operations of a `Client`, waited for: they return results in place of futures.
+    """The operations of a `Client` that wait, and return results in place of futures.
 
     `client.blocking.pull("w")` is faster than `client.pull("w").wait()`: the calling thread does
     the socket work and wakes no other thread. Arguments, results and errors are those of the
@@ -37,7 +37,7 @@ class Blocking:
     def push(
         self, table: str, values: Tensor, keys: Keys = None, **options: Unpack[PushOptions]
     ) -> None:
-        """`Client.push`, waited for."""
+        """Push as `Client.push` does, and wait."""
         self._run(self._exchanges.push(table, values, keys, **options)).result()
 
     def pull(
@@ -47,11 +47,11 @@ class Blocking:
         out: Tensor | None = None,
         **options: Unpack[PullOptions],
     ) -> Any:
-        """`Client.pull`, waited for: the rows, or (values, lens) of a custom table."""
+        """Pull as `Client.pull` does; return the rows, or (values, lens) of a custom table."""
         return self._run(*self._exchanges.pull(table, keys, out, **options)).result()
 
     def request(self, group: str, head: int, body: bytes = b"", *, table: str) -> list[bytes]:
-        """`Client.request`, waited for: the handlers' answers."""
+        """Send a request as `Client.request` does; return the answers of the handlers."""
         asked = self._run(*self._exchanges.request(table, group, head, body))
         answers: list[bytes] = asked.result()
         return answers
@@ -64,15 +64,15 @@ class Blocking:
         out: Tensor | None = None,
         **options: Unpack[PushPullOptions],
     ) -> Tensor:
-        """`Client.push_pull`, waited for: the rows."""
+        """Push and pull as `Client.push_pull` does; return the rows."""
         asked = self._exchanges.push_pull(table, values, keys, out, **options)
         rows: Tensor = self._run(*asked).result()
         return rows
 
     def advance(self, *, last: bool = False) -> None:
-        """`Client.advance`, waited for."""
+        """Advance as `Client.advance` does, and wait."""
         self._run(Exchange(advance=True, last=last)).result()
 
     def all_reduce(self, tensor: Tensor, *, mean: bool = False) -> None:
-        """`Client.all_reduce`, waited for."""
+        """Sum a tensor as `Client.all_reduce` does, and wait."""
         self._run(reduce_of(tensor, mean)).result()

@@ -51,19 +51,19 @@ T = TypeVar("T")
 class Client(Operations, WorkerFigures):
     """A worker's connection to a cluster: tables, pushes, pulls, clocks, barriers and allreduce.
 
-    `shoal.init` and `shoal.connect` make one. Close it, or use it in a `with` block, which ends
-    the run with an error where the block does. It is thread-safe.
+    `shoal.init` and `shoal.connect` make one. Close it, or use it in a `with` block; an error in
+    the block also ends this worker's group (`ClientOptions.abort_on_error`). It is thread-safe.
 
     Args:
-        address: the scheduler's, unix:///PATH or tcp://HOST:PORT.
-        options: how to join.
-        check: called every half second until the cluster is complete, or has the table that is
-            waited for; its exception ends the wait.
+        address: the address of the scheduler, unix:///PATH or tcp://HOST:PORT.
+        options: the options with which this worker joins.
+        check: a function called every half second until the cluster is complete, or has the table
+            that is waited for; its exception ends the wait.
 
     Attributes:
-        options: how this worker has joined the run.
-        blocking: the same operations, waited for.
-        idle_s: seconds that `drive` has waited for the requests of its programs.
+        options: the options with which this worker has joined the run.
+        blocking: the same operations, which wait for their results.
+        idle_s: the seconds that `drive` has waited for the requests of its programs.
         collective: another implementation of allreduce for strategies; None for the ring.
 
     Raises:
@@ -110,7 +110,7 @@ class Client(Operations, WorkerFigures):
         self._machine = machine = WorkerMachine(session, limits, Peers(session, limits))
         me = Identity(name, "worker", token=options.token)
         super().__init__(Driver(machine, me, address), options)
-        self._tickets: dict[int, Future] = {}  # of programs, which may wait in a later one
+        self._tickets: dict[int, Future] = {}  # begun by a program; a later one may wait for them
         self.collective: Collective | None = None
         self.idle_s = 0.0
         self.blocking = Blocking(self._driver.run, self._exchanges)
@@ -132,7 +132,7 @@ class Client(Operations, WorkerFigures):
         joined.wait()
 
     def _listen(self, scheduler: str, name: str) -> None:
-        """Listen where the other workers reach this one."""
+        """Listen at an address where other workers reach this one, and announce it."""
         try:
             bound = self._driver.node.listen(transport_for(scheduler).beside(scheduler, name))
         except (ShoalError, OSError) as error:
@@ -144,7 +144,7 @@ class Client(Operations, WorkerFigures):
 
     @property
     def name(self) -> str:
-        """This worker's name in messages and events: "worker-0"; of a group "eval/worker-0"."""
+        """This worker's name in messages and events: "worker-0", or "eval/worker-0" of a group."""
         return self._driver.machine.session.name
 
     @property
@@ -154,12 +154,12 @@ class Client(Operations, WorkerFigures):
 
     @property
     def world_size(self) -> int:
-        """Number of workers of this worker's group in the current view."""
+        """The number of workers of this worker's group in the current view."""
         return self.groups[self.options.group]
 
     @property
     def groups(self) -> dict[str, int]:
-        """Number of workers by group in the current view; "" is the first group.
+        """The number of workers by group in the current view; "" is the first group.
 
         A group that has finished is in no later view, while other groups go on.
         """
@@ -167,12 +167,12 @@ class Client(Operations, WorkerFigures):
 
     @property
     def first_rank(self) -> int:
-        """Lowest rank of this worker's group: the worker that does what only one should do."""
+        """The lowest rank of this worker's group; its worker does what only one should do."""
         return min(member.rank for member in self.view.group(self.options.group))
 
     @property
     def on_note(self) -> Callable[[Note], None]:
-        """Callback for the events of this worker's machine, such as new views."""
+        """The callback for the events of this worker's machine, such as new views."""
         return self._driver.node.on_note
 
     @on_note.setter
@@ -180,17 +180,17 @@ class Client(Operations, WorkerFigures):
         self._driver.node.on_note = call
 
     def await_table(self, name: str, timeout_s: float = 60.0) -> TableSpec:
-        """Wait until a table is there, such as one that another group is about to create.
+        """Wait until a table exists, such as one that another group is about to create.
 
         Args:
             name: the table's name, in this worker's namespace.
-            timeout_s: how long to wait, in seconds.
+            timeout_s: the longest time to wait, in seconds.
 
         Returns:
-            Its specification, as `table` gives it.
+            The specification of the table, as `table` returns it.
 
         Raises:
-            RequestTimeout: no worker has created it in time.
+            RequestTimeout: no worker has created the table in time.
             RunAborted: the run ended with an error.
             UsageError: this client is closed.
 
@@ -228,8 +228,8 @@ class Client(Operations, WorkerFigures):
         """Run a strategy's generator.
 
         The generator yields requests (`Exchange`, `AllReduce`, `Start(exchange)`, `Wait(ticket)`,
-        `DeclareTable`, `EnterBarrier`, `TakeLease`); it is sent their outcomes, and their errors
-        are thrown into it.
+        `DeclareTable`, `EnterBarrier`, `TakeLease`). It is sent their outcomes (the ticket of a
+        `Start`), and their errors are thrown into it.
 
         Args:
             program: the generator.
@@ -288,7 +288,7 @@ class Client(Operations, WorkerFigures):
             self.idle_s += perf_counter() - asked_at
 
     def _run(self, request: object) -> Outcome:
-        """Ask and wait for the outcome; raises its error."""
+        """Ask the machine, wait, and return the outcome or raise its error."""
         future = self._driver.run(request, self._watched(request, None))
         future.result()
         assert future.outcome is not None
@@ -303,14 +303,14 @@ class Client(Operations, WorkerFigures):
 
     @property
     def in_fork(self) -> bool:
-        """Whether this is a fork of the process that has joined, which has no part in the run."""
+        """Whether this process is a fork of the one that joined, and so has no part in the run."""
         return self._driver.in_fork
 
     def check_process(self) -> None:
         """Refuse a fork of the process that has joined.
 
         Raises:
-            UsageError: this is one.
+            UsageError: this process is a fork.
         """
         if self.in_fork and (error := self._driver.stopped_by()):
             raise error
@@ -336,18 +336,19 @@ class Client(Operations, WorkerFigures):
         Where the group is the first one, the whole run ends: `RunAborted` on every worker.
 
         Args:
-            reason: why, for the other workers' error message.
+            reason: the reason, for the error message of the other workers.
         """
         with suppress(ShoalError):  # the run has ended, with this error or another
             self._driver.ask(AbortRun(reason)).wait(ABORT_S)
         self._driver.close()
 
     def fail(self, error: BaseException) -> None:
-        """Leave the run because of an error, which ends the group unless others go on without it.
+        """Leave the run because of an error, and end the group unless others may go on.
 
         Args:
-            error: why; with `ClientOptions.abort_on_error` the other workers are told. After a
-                `KeyboardInterrupt` (Ctrl-C) the others always go on: it is meant for this worker.
+            error: the error. With `ClientOptions.abort_on_error` it ends the group, and the other
+                workers are told of it. After a `KeyboardInterrupt` (Ctrl-C), which is meant for
+                this worker, the others always go on.
         """
         if self.options.abort_on_error and not isinstance(error, KeyboardInterrupt):
             self.abort(f"{type(error).__name__}: {error}"[:500])

@@ -19,8 +19,9 @@ def connect(address: str, **options: Any) -> Client:
     Args:
         address: the scheduler's address, unix:///PATH or tcp://HOST:PORT; or the folder of a run
             on this machine.
-        options: fields of `ClientOptions`: token, init_timeout_s, sync_timeout_s, rank, debug;
-            group, group_size and namespace to attach to another group's run.
+        options: the fields of `ClientOptions`: token, init_timeout_s, sync_timeout_s, on_timeout,
+            rank, debug, abort_on_error; group, group_size and namespace to attach to another
+            group's run.
 
     Returns:
         The connected client. Use it in a `with` block, or close it.

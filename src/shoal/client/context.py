@@ -18,27 +18,29 @@ from shoal.storage.figure_log import FigureLog
 
 @dataclass
 class Context:
-    """This process's membership in a run. `shoal.init` returns it; a `with` block closes it.
+    """This process's membership in a run.
+
+    `shoal.init` returns it; a `with` block closes it.
 
     Attributes:
         rank: this worker's rank; it does not change during the run.
-        world_size: number of workers: of `shoal run`, with those that have finished or are lost; of
-            a run that was started otherwise, those that there were when this one joined.
+        world_size: the number of workers. Under `shoal run` it includes those that have finished
+            or are lost; in a run that was started otherwise, it is the number when this one joined.
         client: the connection to the cluster.
-        tables_before: tables of the run when this worker joined, if it replaces one that has failed
-            and continues at its clock; none for other workers.
-        resumed_at: clock of the checkpoint from which the run was resumed; 0 for a new run.
-        steps_before: the steps before the checkpoint, as (number of workers, steps) of each run
-            before; none if that is unknown.
-        on_worker_loss: what the run does when a worker is lost, as `shoal run --on-worker-loss`.
-        began_at: the number of this worker's first step: `resumed_at`, and further where it
+        tables_before: the tables of the run when this worker joined, if it replaces a worker that
+            has failed and continues at its clock; none for other workers.
+        resumed_at: the clock of the checkpoint from which the run was resumed; 0 for a new run.
+        steps_before: the steps before the checkpoint, as (number of workers, steps) of each
+            earlier run; none if that is unknown.
+        on_worker_loss: the policy for the loss of a worker, as `shoal run --on-worker-loss`.
+        began_at: the number of this worker's first step: `resumed_at`, or a later one where it
             replaces a worker that has failed.
-        resumed_tables: names of the tables that the checkpoint has restored.
-        models: number of models wrapped so far; it numbers their tables.
+        resumed_tables: the names of the tables that the checkpoint has restored.
+        models: the number of models wrapped so far; it numbers their tables.
         embeddings: the modules with rows on servers that were made so far.
         run_dir: the run's folder, which `shoal.load_run` reads; without `shoal run` it is made when
             `shoal.log` is first called.
-        defaults: what the run says of the script's optimizers.
+        defaults: the settings of the run for the optimizers of the script.
 
     Example:
         >>> import shoal
@@ -66,17 +68,17 @@ class Context:
 
     @cached_property
     def figure_log(self) -> FigureLog:
-        """Records what `shoal.log` is called with."""
+        """The log that records the figures of `shoal.log`."""
         log = FigureLog(self.run_dir, self.client.name, self.rank, self.began_at)
         self.at_close(log.close)
         return log
 
     def first_epoch(self, steps: Sized | int) -> int:
-        """The first epoch that a loop has to do: the earlier ones were done before the checkpoint.
+        """Return the first epoch that a loop has to do; the checkpoint has the earlier ones.
 
-        A loop over `range(context.first_epoch(loader), epochs)` leaves them out, with all that it
-        does in each epoch. A `shoal.Sampler` then begins with that epoch too, also where the loop
-        does not call its `set_epoch`, and leaves out those batches of it that were done.
+        A loop over `range(context.first_epoch(loader), epochs)` leaves out the earlier epochs, with
+        all that it does in each of them. A `shoal.Sampler` then begins with that epoch too, also
+        where the loop does not call `set_epoch`, and leaves out the epoch's batches that were done.
 
         Args:
             steps: this worker's DataLoader, or the number of steps that it takes in an epoch.
@@ -96,20 +98,21 @@ class Context:
         return first_epoch(steps)
 
     def before_close(self, optimizer: Any) -> None:
-        """Call `optimizer.leave` with all such optimizers before this worker leaves the run well.
+        """Register an optimizer to `leave` before this worker leaves the run without an error.
 
-        They are called in the order of registration, those that are still in use.
+        The optimizers still in use are called in the order of registration, each with all of them.
         """
         self._training.append(ref(optimizer))
 
     def at_close(self, closer: Callable[[], Any]) -> None:
-        """Call `closer` when the context is closed, in reverse order of registration."""
+        """Register `closer`, to be called at the close in reverse order of registration."""
         self._closers.append(closer)
 
     def close(self) -> None:
-        """Leave the run; further calls do nothing. It is called when the process exits.
+        """Leave the run; further calls do nothing.
 
-        In a fork of the process it does nothing: the parent goes on.
+        It is called when the process exits. In a fork of the process it does nothing: the parent
+        goes on.
         """
         if self._closed or self.client.in_fork:
             return
@@ -143,10 +146,10 @@ class _Current:
 
 
 def current() -> Context:
-    """The context of this process.
+    """Return the context of this process.
 
     Raises:
-        UsageError: `shoal.init()` was not called before, or in the process of which this is a fork.
+        UsageError: `shoal.init()` was not called, or it was called before this process was forked.
     """
     if _Current.context is None:
         raise UsageError("this process has not joined a run: call shoal.init() first")
@@ -155,17 +158,17 @@ def current() -> Context:
 
 
 def joined() -> Context | None:
-    """The context of this process; None before `shoal.init()` and after it was closed."""
+    """Return the context of this process; None before `shoal.init()` and after it was closed."""
     return _Current.context
 
 
 def joined_once() -> bool:
-    """Whether this process has been in a run, even if it has left it since."""
+    """Return whether this process has been in a run, even if it has left it since."""
     return _Current.joined_once
 
 
 def set_current(context: Context) -> None:
-    """Make `context` the one of this process."""
+    """Make `context` the context of this process."""
     _Current.context = context
     _Current.joined_once = True
     set_membership(context.rank, context.world_size, context.began_at, context.steps_before)

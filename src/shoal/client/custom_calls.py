@@ -25,8 +25,8 @@ from shoal.tables.values import Lens, check_values
 class Calls:
     """Builds exchanges of calls.
 
-    Calls are numbered, so that a server executes each once. A call also says below which number
-    every answer has been received: the server forgets those.
+    Calls are numbered, so that a server executes each once. A call also carries the number below
+    which every answer has been received: the server forgets those answers.
     """
 
     def __init__(self, view: Callable[[], View], incarnation: Callable[[], int]) -> None:
@@ -37,7 +37,7 @@ class Calls:
         self._open: WeakValueDictionary[int, Answer] = WeakValueDictionary()
 
     def push(self, spec: TableSpec, values: Tensor, keys: object, lens: Lens, cmd: int) -> Exchange:
-        """Push values for sorted keys: `lens` values each, or equally many."""
+        """Return an exchange that pushes values for sorted keys: `lens` each, or equally many."""
         check_values(spec, values)
         chosen = _sorted(spec, keys)
         counts = _lens(spec, lens, len(chosen), values.numel())
@@ -54,7 +54,7 @@ class Calls:
     def pull(
         self, spec: TableSpec, keys: object, cmd: int
     ) -> tuple[Exchange, Callable[[], tuple[Tensor, Tensor]]]:
-        """Pull (values, lens) of sorted keys."""
+        """Return an exchange that pulls sorted keys, and a function that returns (values, lens)."""
         chosen = _sorted(spec, keys)
         ops, parts = [], []
         for held, which in self._places(spec, chosen):
@@ -84,7 +84,10 @@ class Calls:
     def request(
         self, spec: TableSpec, group: str, head: int, body: bytes
     ) -> tuple[Exchange, Callable[[], list[bytes]]]:
-        """Ask handlers: one answer for each shard whose head is in the group, by server."""
+        """Return an exchange that asks handlers, and a function that returns their answers.
+
+        There is one answer for each shard whose head is in the group, by the rank of the head.
+        """
         if not isinstance(body, bytes | bytearray | memoryview):
             raise InvalidValue(f"a request's body is bytes, not a {type(body).__name__}")
         view = self._view()
@@ -116,7 +119,7 @@ class Calls:
     def _op(
         self, spec: TableSpec, held: KeyRange, what: What, cmd: int, **parts: Any
     ) -> tuple[PullOp, Answer]:
-        """One call; `parts` are its remaining fields."""
+        """Return the operation of one call, and its answer; `parts` are the remaining fields."""
         if not isinstance(cmd, int) or not -(1 << 63) <= cmd < 1 << 63:
             raise InvalidValue(f"cmd and head are integers of 64 bits, not {cmd!r}")
         answer = Answer()
@@ -128,7 +131,7 @@ class Calls:
         return PullOp(spec.name, held, answer, call.words().data), answer
 
     def _places(self, spec: TableSpec, keys: np.ndarray) -> list[tuple[KeyRange, np.ndarray]]:
-        """The shards that hold some of the keys: their slots, and the indices of the keys."""
+        """Return the hash slots of each shard with some of the keys, and the keys' indices."""
         found = []
         for held in (placement.rows for placement in self._view().placements_of(spec.name)):
             which = np.flatnonzero(within(keys, held.start, held.stop))
@@ -138,7 +141,7 @@ class Calls:
 
 
 def _sorted(spec: TableSpec, keys: object) -> np.ndarray:
-    """Keys as (n,) uint64; refused unless they are strictly increasing."""
+    """Return the keys as (n,) uint64; refuse them unless they are strictly increasing."""
     chosen = keys_of(spec, keys)
     wrong = np.flatnonzero(chosen[1:] <= chosen[:-1])
     if len(wrong):
@@ -176,7 +179,7 @@ def _lens(spec: TableSpec, lens: Lens, keys: int, values: int) -> np.ndarray:
 
 
 def _finite(spec: TableSpec, values: Tensor, keys: np.ndarray) -> Tensor:
-    """The values after the table's policy for NaN and infinity (`TableSpec.nonfinite`)."""
+    """Return the values after the table's policy for NaN and infinity (`TableSpec.nonfinite`)."""
     if spec.nonfinite == "allow" or not values.is_floating_point():
         return values.contiguous()
     bad = ~torch.isfinite(values)

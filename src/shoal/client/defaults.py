@@ -1,4 +1,4 @@
-"""OptimizerDefaults: what a run says of its script's optimizers."""
+"""OptimizerDefaults: a run's settings for the optimizers of its script."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class OptimizerDefaults:
-    """What `shoal run` and `shoal worker` say of each `shoal.Optimizer` of a script.
+    """The settings of `shoal run` and `shoal worker` for each `shoal.Optimizer` of a script.
 
     Attributes:
-        strategy: the strategy of those for which the script names none; "" for the usual one.
-        settings: of that strategy, by name.
-        staleness: of that strategy, in clocks.
-        hyperparameters: arguments of the wrapped torch optimizers, in place of the script's.
+        strategy: the strategy of optimizers for which the script names none; "" for the usual one.
+        settings: the settings of that strategy, by name.
+        staleness: the staleness of that strategy, in clocks.
+        hyperparameters: the arguments of the wrapped torch optimizers, in place of the script's.
     """
 
     strategy: str = ""

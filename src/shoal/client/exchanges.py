@@ -54,7 +54,7 @@ class _CachedExchange(msgspec.Struct, eq=False):
 
 
 class Exchanges:
-    """Builds exchanges. The arguments are those of `Client.push`, `pull` and `push_pull`."""
+    """Builds exchanges; the arguments are those of `Client.push`, `pull` and `push_pull`."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Exchanges:
 
     @property
     def calls(self) -> Calls:
-        """Calls of custom tables; imported on first use, because they need numba."""
+        """The calls of custom tables; imported on first use, because they need numba."""
         if self._calls is None:
             from shoal.client.custom_calls import Calls
 
@@ -199,7 +199,10 @@ class Exchanges:
         return self.calls.request(spec, group, head, body)
 
     def _custom(self, table: str, called: bool) -> TableSpec | None:
-        """A custom table's specification, None for others, whose requests may not be `called`."""
+        """Return a custom table's specification, or None for a table of another kind.
+
+        called:  whether lens or cmd is given, which other tables refuse
+        """
         spec = self._table(table)
         if spec.kind == "custom":
             return spec
@@ -284,7 +287,7 @@ class Exchanges:
 
 
 def ids_of(futures: After) -> tuple[int, ...]:
-    """The ids of the requests of one or several futures."""
+    """Return the ids of the requests of one or several futures."""
     if isinstance(futures, Future):
         return (futures.request_id,)
     return tuple(future.request_id for future in futures)
@@ -309,7 +312,7 @@ def _memory(tensor: Tensor) -> Memory:
 
 
 def _sorted_keys(keys: object) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct keys in ascending order, and for each given key its index among them."""
+    """Return the distinct keys in ascending order, and for each given key its index among them."""
     if not isinstance(keys, Tensor | np.ndarray | Sequence) or isinstance(keys, str):
         raise InvalidValue(
             f"keys are None, a KeyRange or a list of row numbers, not a {type(keys).__name__}"
@@ -322,7 +325,7 @@ def _sorted_keys(keys: object) -> tuple[np.ndarray, np.ndarray]:
 
 
 def watch_buffers(request: Exchange, finish: Finish | None) -> Finish:
-    """Check at the end of an exchange that its borrowed buffers were not written to."""
+    """Return `finish` with a check that the pushed buffers were not written to meanwhile."""
     before = [zlib.crc32(op.values) for op in request.pushes]
 
     def check() -> Any:

@@ -31,7 +31,9 @@ class Finite:
         self._dtypes: dict[str, str] = {}  # by table; "" for tables that are not checked
 
     def checked(self, ask: Exchange) -> Exchange:
-        """The exchange, with bad values replaced by 0 where a table's policy is "zero".
+        """Return the exchange, with NaN and infinity replaced by 0 in tables that say "zero".
+
+        An exchange that assigns is not checked.
 
         Raises:
             NotFinite: a value is NaN or infinite, and the table's policy is "reject".
@@ -72,11 +74,11 @@ class Finite:
 
 
 def _finite(values: memoryview, dtype: str) -> bool:
-    """Whether all values are finite.
+    """Return whether all values are finite.
 
-    One pass at the speed of memory: a finite sum has finite terms; only another sum is looked at
-    again, because finite terms may overflow. On this thread alone: worker threads of torch or BLAS
-    would spin on the cores that servers need.
+    The check is one pass at the speed of memory: a finite sum has finite terms. Only values with
+    another sum are looked at again, because finite terms may overflow. It runs on this thread
+    alone: worker threads of torch or BLAS would spin on the cores that servers need.
     """
     if not values.nbytes:
         return True

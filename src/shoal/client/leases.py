@@ -19,8 +19,8 @@ class Lease(NamedTuple):
     """One batch of an epoch, granted to this worker.
 
     Attributes:
-        epoch: number of the epoch, from 0.
-        batch: number of the batch in its epoch, from 0; None for a step without data.
+        epoch: the number of the epoch, from 0.
+        batch: the number of the batch in its epoch, from 0; None for a step without data.
 
     Example:
         >>> Lease(epoch=0, batch=7).batch
@@ -43,8 +43,8 @@ def leases(epochs: int, batches: int, *, client: Client | None = None) -> Iterat
     under way when its worker died may count twice.
 
     Args:
-        epochs: passes over the data; the same on all workers.
-        batches: batches per epoch; the same on all workers.
+        epochs: the number of passes over the data; the same on all workers.
+        batches: the number of batches per epoch; the same on all workers.
         client: the client of `shoal.init()` by default.
 
     Returns:

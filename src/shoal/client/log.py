@@ -19,18 +19,19 @@ def log(
     `shoal run` the run's folder, `context.run_dir`, is made at the first call.
 
     Args:
-        figures: numbers by name, for names that are no keywords, such as "valid/loss".
-        step: the step that they are of, on the x axis. If not given, one more than that of the
-            last call; of the first call `context.began_at`, where a resumed run goes on.
-        named: numbers by name. A tensor or an array with one element is a number. One that is not
-            finite is recorded, and left out of curves.
+        figures: the numbers by name, for names that are no keywords, such as "valid/loss".
+        step: the step of the figures, on the x axis. If not given, one more than the step of the
+            last call; in the first call `context.began_at`, where a resumed run goes on.
+        named: the numbers by name. A tensor or an array with one element is a number. A number
+            that is not finite is recorded, and left out of curves.
 
     Raises:
         UsageError: this process has not joined a run (`shoal.init`), has left it, or is a fork of
             one that has joined.
-        InvalidValue: a value that is no number, a step that is no whole number from 0 on, or a name
-            that is empty, has more than 200 characters, or is one of t, step, rank, node, kind and
-            group, which every event has. Nothing of the call is recorded then.
+        InvalidValue: a value that is no number, a step that is no whole number from 0 on, no name
+            or more than 1,000, or a name that is given twice, is not 1 to 200 printable characters
+            without blanks around them, or is one of t, step, rank, node, kind and group, which
+            every event has. Nothing of the call is recorded then.
 
     Example:
         >>> import shoal

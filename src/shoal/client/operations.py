@@ -34,7 +34,7 @@ class Operations:
     """The operations of a `Client`; each returns a `Future` unless it says that it waits.
 
     Attributes:
-        options: how this worker has joined the run.
+        options: the options with which this worker has joined the run.
     """
 
     def __init__(self, driver: Driver, options: ClientOptions) -> None:
@@ -53,7 +53,7 @@ class Operations:
     # ------------------------------------------------------------------ tables
 
     def table(self, name: str) -> TableSpec:
-        """The specification of a table of this run.
+        """Return the specification of a table of this run.
 
         Args:
             name: the table's name, in this worker's namespace.
@@ -78,7 +78,7 @@ class Operations:
         pull from it without waiting, and push to it if its consistency is `asp()`.
 
         Args:
-            spec: name, shape, dtype, initial values, access method and consistency.
+            spec: the name, shape, dtype, initial values, access method and consistency.
 
         Returns:
             The specification as the servers have it, with its fragment size fixed.
@@ -119,10 +119,12 @@ class Operations:
 
         Args:
             table: the table's name.
-            values: (n, *row_shape), contiguous CPU tensor of the table's dtype. The buffer is
+            values: a contiguous CPU tensor (n, *row_shape) of the table's dtype. The buffer is
                 borrowed: it must not change before the future is done.
-            keys: None for the whole table; a `KeyRange`; or (n,) integers. Values of repeated
-                keys are added up.
+            keys: None for the whole table or a `KeyRange`, of dense tables only; or (n,) integers.
+                Values of repeated keys are added up (or merged by a user's row method); if they
+                are assigned to a sparse table, the last ones count. A custom table takes sorted
+                and distinct keys.
             options: the fields of `PushOptions`: within, weight, lr, assign, lens, cmd, after,
                 timeout_s.
 
@@ -131,7 +133,8 @@ class Operations:
 
         Raises:
             InvalidValue: values of another shape, dtype or device, or unknown keys.
-            NotFinite: the values hold a NaN or an infinity; nothing was sent.
+            NotFinite: the values hold a NaN or an infinity that the table refuses
+                (`TableSpec.nonfinite`); nothing was sent.
 
         Example:
             >>> import shoal, torch
@@ -164,13 +167,13 @@ class Operations:
         Args:
             table: the table's name.
             keys: as in `push`.
-            out: (n, *row_shape), contiguous CPU tensor of the table's dtype that receives the
+            out: a contiguous CPU tensor (n, *row_shape) of the table's dtype that receives the
                 rows; a new one by default. It must not be used before the future is done.
             options: the fields of `PullOptions`: cmd, after, timeout_s.
 
         Returns:
-            A future of the rows, (n, *row_shape). Of a custom table, whose keys have to be sorted,
-            a future of (values, lens).
+            A future of the rows, (n, *row_shape); for a custom table, whose keys have to be sorted
+            and which takes no `out`, a future of (values, lens).
 
         Raises:
             InvalidValue: unknown keys, or an `out` of another shape, dtype or device.
@@ -211,7 +214,7 @@ class Operations:
 
         Raises:
             InvalidValue: as `push` and `pull`.
-            NotFinite: the values hold a NaN or an infinity; nothing was sent.
+            NotFinite: as `push`.
 
         Example:
             >>> import shoal, torch
@@ -227,15 +230,17 @@ class Operations:
 
         Args:
             group: "servers" for every server, or one server's name, such as "server-1".
-            head: 64-bit integer for the handler.
-            body: bytes for the handler.
+            head: a 64-bit integer for the handler.
+            body: the bytes for the handler.
             table: the table's name.
 
         Returns:
-            A future of a list of bytes: the answer of each shard of the table, by server.
+            A future of a list of bytes: the answer of each shard whose head was asked, by the
+            rank of the head.
 
         Raises:
-            InvalidValue: the table is not custom, or the server has no shard of it.
+            InvalidValue: the table is not custom, the server is unknown or the head of no shard
+                of the table, or the head or the body is of another type.
 
         Example:
             >>> answers = client.request("servers", 1, b"count", table="lists")  # doctest: +SKIP
@@ -245,11 +250,12 @@ class Operations:
     # ------------------------------------------------------------------ clocks
 
     def advance(self, *, last: bool = False, after: After = ()) -> Future:
-        """End this worker's clock: it pushes no more for the current iteration.
+        """End the current clock of this worker, which pushes no more for this iteration.
 
         Args:
-            last: end every later clock as well: no other worker waits for this one any more.
-            after: futures that are resolved before.
+            last: whether every later clock ends as well, so that no other worker waits for this
+                one any more.
+            after: the futures to be resolved before this request is sent.
 
         Returns:
             A future, done when every server knows the clock.
@@ -286,13 +292,14 @@ class Operations:
         self._driver.ask(EnterBarrier(name, groups)).wait()
 
     def scan(self, table: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """Read all rows of a sparse table that were ever created and not evicted.
+        """Read all rows of a sparse table that were created and not evicted.
 
-        Rows come in pieces of some hash slots, of about 64 MiB. A piece is a pull: of the tables'
-        consistency, and with `asp` and `ssp` of one moment on each server. It creates no rows.
+        Rows come by ranges of hash slots, of about 64 MiB each. A range is one pull, with the
+        consistency of the table; with `asp` and `ssp` it is of one moment on each server. A scan
+        creates no rows.
 
         Args:
-            table: name of a sparse table.
+            table: the name of a sparse table.
 
         Returns:
             An iterator of (keys, rows): (n,) int64, the bits of uint64 keys, and (n, *row_shape).
@@ -311,12 +318,12 @@ class Operations:
         return scanned(self.table(table), table, self.exchange)
 
     def checkpoint(self) -> PlannedCheckpoint:
-        """Have the servers write a checkpoint as soon as all workers can be told of it.
+        """Ask the servers for a checkpoint at the earliest clock that every worker can still reach.
 
-        It is taken at a clock d a few clocks ahead, while training continues: every table of the
-        first group, dense or sparse, with all rounds below d and none from d on (`asp()` tables and
-        custom ones: as they are when d is reached). It is complete once every worker has finished
-        d clocks; so do not wait for its files before the next steps.
+        It is taken at a clock d a few clocks ahead, while training continues. It has every table of
+        the first group, dense or sparse, with all rounds below d and none from d on; tables with
+        `asp()` and custom ones are as they are when d is reached. It is complete once every worker
+        has finished d clocks; so do not wait for its files before the next steps.
 
         Returns:
             The clock d, and the folder of the checkpoint on each host with servers.
@@ -339,12 +346,12 @@ class Operations:
     def all_reduce(self, tensor: Tensor, *, mean: bool = False) -> Future:
         """Sum a tensor over all workers of the group, in place, by a ring allreduce.
 
-        With P workers each sends 2 (P - 1) / P of the tensor. All workers call it for the same
-        tensors in the same order, and all get bitwise the same result.
+        With P workers each sends 2 (P - 1) / P of the tensor, or P - 1 times a small tensor. All
+        workers call it for the same tensors in the same order, and all get bitwise the same result.
 
         Args:
-            tensor: contiguous CPU tensor of numbers, borrowed until the future is done.
-            mean: divide the sum by the number of workers.
+            tensor: a contiguous CPU tensor of numbers, borrowed until the future is done.
+            mean: whether the sum is divided by the number of workers.
 
         Returns:
             A future, done when the tensor holds the sum. It fails with `RingBroken` if a worker
@@ -366,7 +373,7 @@ class Operations:
         return self._begin(reduce_of(tensor, mean), pump=True)
 
     def exchange(self, ask: Exchange) -> Future:
-        """Send any combination of pushes, an advance and pulls: what strategies are made of.
+        """Send any combination of pushes, an advance and pulls as one request.
 
         Args:
             ask: the operations, whose buffers are borrowed until the future is done.
@@ -375,15 +382,16 @@ class Operations:
             A future, done when every server has answered.
 
         Raises:
-            NotFinite: a push holds a NaN or an infinity; nothing was sent.
+            NotFinite: a push holds a NaN or an infinity that its table refuses
+                (`TableSpec.nonfinite`); nothing was sent.
         """
         return self._begin(self._exchanges.finite.checked(ask))
 
     def waiting(self) -> list[tuple[str, str]]:
-        """The unanswered requests.
+        """Return the unanswered requests, each with the reason why it waits.
 
         Returns:
-            Pairs (request, why it waits).
+            The pairs (request, reason).
         """
         with self._driver.own():
             return self._driver.machine.waiting()

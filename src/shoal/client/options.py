@@ -18,11 +18,11 @@ After = Sequence[Future] | Future
 
 
 class PlannedCheckpoint(NamedTuple):
-    """A checkpoint that servers will write: what `Client.checkpoint` returns.
+    """A checkpoint that servers will write, as `Client.checkpoint` returns it.
 
     Attributes:
-        clock: it is complete once every worker has finished so many clocks, counted with those of
-            the runs that this one continues.
+        clock: the number of clocks, with those of the runs that this one continues, after which
+            the checkpoint is complete: once every worker has finished them.
         folders: the checkpoint's folder, by host of the servers.
     """
 
@@ -31,28 +31,31 @@ class PlannedCheckpoint(NamedTuple):
 
 
 class ClientOptions(msgspec.Struct, frozen=True):
-    """How a worker joins a run: the keyword arguments of `shoal.connect`.
+    """The options with which a worker joins a run: the keyword arguments of `shoal.connect`.
 
     Attributes:
         token: the cluster's shared secret; empty for a cluster without one.
-        init_timeout_s: seconds to wait until the cluster is complete.
-        sync_timeout_s: seconds until an unanswered request is probed urgently; after twice this
-            time the request fails with `SyncTimeout` or `RequestTimeout`. A request that waits
-            for workers that live and compute (or evaluate, or save) has its time again. Below a
-            second their word may come too late.
-        on_timeout: "ask": as said. "wait": a request is asked about again, and fails only with the
-            run. "drop": the same, and exchanges with neighbours (`p2p`) go on without late
-            neighbours; a scheduler with `--drop-after-s` drops workers that others wait for.
+        init_timeout_s: the seconds to wait until the cluster is complete.
+        sync_timeout_s: the seconds until an unanswered request is probed urgently; after twice this
+            time the request fails with `SyncTimeout` or `RequestTimeout`. The time begins again
+            while the workers that it waits for are alive and compute, evaluate or save. Below a
+            second, their messages may come too late.
+        on_timeout: the reaction to a time-out. "ask": as above. "wait": the request is probed
+            again, and fails only with the run. "drop": as "wait", and exchanges with neighbours
+            (`p2p`) go on without late neighbours; a scheduler with `--drop-after-s` drops workers
+            that others wait for.
         rank: the rank to ask for, -1 for any.
-        debug: detect writes to borrowed buffers (one checksum per push).
+        debug: whether writes to borrowed buffers are detected (one checksum per push).
         abort_on_error: whether an error in the `with` block of the client, or in the script of
             `shoal run`, ends this worker's group. False: this worker is lost, and the others go on.
-        group: worker group to join. Each group has clocks, barriers, allreduce, leases and ranks
-            of its own. "" is the first group, for which the cluster was started; other groups
+        group: the worker group to join. Each group has clocks, barriers, allreduce, leases and
+            ranks of its own. "" is the first group, for which the cluster was started; other groups
             attach to a running cluster.
-        group_size: workers that make an attached group complete; the group begins then.
-        namespace: prefix of this worker's table names. `w` is the table in the namespace, `/w` the
-            first group's table. None stands for the group's name, "" for the first group's tables.
+        group_size: the number of workers that make an attached group complete; the group begins
+            then.
+        namespace: the prefix of this worker's table names. `w` is the table in the namespace, `/w`
+            the first group's table. None stands for the group's name, "" for the first group's
+            tables.
 
     Raises:
         InvalidValue: `group` or `namespace` is no valid name, `group_size` is below 1, or
@@ -100,8 +103,8 @@ class RequestOptions(TypedDict, total=False):
     """Options of every request.
 
     Attributes:
-        after: futures that are resolved before this request is sent.
-        timeout_s: seconds until the request is probed urgently; it fails after twice this time,
+        after: the futures to be resolved before this request is sent.
+        timeout_s: the seconds until the request is probed urgently; it fails after twice this time,
             also where it waits for a worker that computes. None for
             `ClientOptions.sync_timeout_s`.
     """
@@ -114,7 +117,7 @@ class PullOptions(RequestOptions, total=False):
     """Options of `Client.pull`.
 
     Attributes:
-        cmd: 64-bit integer for the handler of a custom table; 0 by default.
+        cmd: a 64-bit integer for the handler of a custom table; 0 by default.
     """
 
     cmd: int
@@ -124,8 +127,8 @@ class UpdateOptions(RequestOptions, total=False):
     """Options of every push.
 
     Attributes:
-        weight: weight of this push in its round, > 0; 1 by default.
-        lr: learning rate of this push, >= 0; the table's schedule by default.
+        weight: the weight of this push in its round, > 0; 1 by default.
+        lr: the learning rate of this push, >= 0; that of the table's schedule by default.
     """
 
     weight: float
@@ -136,11 +139,12 @@ class PushOptions(UpdateOptions, total=False):
     """Options of `Client.push`.
 
     Attributes:
-        within: of a dense table with `keys`: the range that the push covers. Rows of the range
-            without a key keep their values and take part in the clock. The whole table by default.
-        assign: write the rows as they are, past the access method.
-        lens: of a custom table: (n,) number of values of each key.
-        cmd: 64-bit integer for the handler of a custom table; 0 by default.
+        within: the range that a push with `keys` to a dense table covers. Rows of the range without
+            a key keep their values and take part in the clock. The whole table by default.
+        assign: whether the rows are written as they are, past the access method and the check for
+            NaN and infinity.
+        lens: the number of values of each key, (n,), for a custom table.
+        cmd: a 64-bit integer for the handler of a custom table; 0 by default.
     """
 
     within: KeyRange | None
@@ -153,7 +157,7 @@ class PushPullOptions(UpdateOptions, total=False):
     """Options of `Client.push_pull`.
 
     Attributes:
-        advance: end this worker's clock between push and pull.
+        advance: whether this worker's clock ends between push and pull.
     """
 
     advance: bool

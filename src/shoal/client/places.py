@@ -1,4 +1,4 @@
-"""Where a run on this machine is, by its folder: its scheduler's address, and its token."""
+"""The address and the token of a run on this machine, read from the run's folder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from shoal.transport import transport_for
 
 
 def token_at(where: str) -> str:
-    """The token of a run of this user's on this machine, from its folder; else empty.
+    """Return the token in a run's folder on this machine; empty if this user can read none.
 
     Raises:
-        DataCorrupt: it is damaged.
+        DataCorrupt: the token is damaged.
     """
     path = RunFolder(Path(where)).token
     try:
         data = read_whole(path) if where else b""
-    except (DataMissing, DataCorrupt):  # it has none, it is another user's, or where is an address
+    except (DataMissing, DataCorrupt):  # no token, another user's token, or an address
         return ""
     try:
         return data.decode()
@@ -29,12 +29,12 @@ def token_at(where: str) -> str:
 
 
 def scheduler_at(where: str) -> str:
-    """The address of a scheduler, from an address or the folder of a run on this machine.
+    """Return the scheduler's address, from an address or a run's folder on this machine.
 
     Raises:
         DataMissing: no run is under way in that folder.
-        DataCorrupt: the folder has no address of one.
-        AddressInvalid: the text looks like an address and is malformed.
+        DataCorrupt: the address in the folder is damaged.
+        AddressInvalid: the text is no path and has a colon, but no "://".
     """
     if "://" in where:
         return where
@@ -54,10 +54,10 @@ def scheduler_at(where: str) -> str:
 
 
 def read_address(folder: RunFolder) -> str:
-    """The address in a run's folder, whether or not the run is under way.
+    """Return the address in a run's folder, whether or not the run is under way.
 
     Raises:
-        DataMissing, DataCorrupt: there is none
+        DataMissing, DataCorrupt: there is no address, or it is damaged
     """
     address = read_text(folder.scheduler)
     try:

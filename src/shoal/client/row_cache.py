@@ -29,17 +29,18 @@ class RowCache:
     """Pulls rows of a sparse table, and keeps each of them for `max_age_s`.
 
     A row that it returns is one that the servers had at most `max_age_s` seconds before the call.
-    Once it has more than `max_rows` rows it forgets all of them. One thread at a time may use it.
+    A pull that finds more than `max_rows` rows forgets all of them first. One thread at a time may
+    use it.
 
     Args:
         client: a connected client.
-        table: a sparse table's name; that of the first group's `w` is `/w` to other groups.
-        max_age_s: seconds, 0 or more; infinity for rows that do not change any more.
-        max_rows: rows that it keeps, each with its key and 8 bytes more.
+        table: the name of a sparse table; the first group's `w` is `/w` to other groups.
+        max_age_s: the age in seconds, 0 or more; infinity for rows that do not change any more.
+        max_rows: the number of rows to keep, each with its key and 8 bytes more.
 
     Attributes:
-        hits: keys whose rows it had.
-        misses: keys whose rows it pulled.
+        hits: the number of keys whose rows were kept.
+        misses: the number of keys whose rows were pulled.
 
     Raises:
         InvalidValue: no such table, a table that is not sparse, or a bound out of range.
@@ -74,7 +75,7 @@ class RowCache:
         self.forget()
 
     def __len__(self) -> int:
-        """Rows that it has, too old ones among them."""
+        """Return the number of kept rows, including those that are too old."""
         return len(self._index)
 
     def forget(self) -> None:
@@ -82,20 +83,20 @@ class RowCache:
         self._index = KeyIndex()
         dtype = torch.empty(0, dtype=DTYPES[self._spec.dtype]).numpy().dtype
         self._rows = Growing(dtype, self._spec.width)
-        self._until = Growing(np.dtype(np.float64), 1)  # 0 of new rows, as memory begins
+        self._until = Growing(np.dtype(np.float64), 1)  # 0 for new rows: fresh memory is zero
 
     def pull(self, keys: object) -> Tensor:
-        """The rows of keys.
+        """Return the rows of keys.
 
         Args:
-            keys: (n,) 64-bit integers, as `Client.pull` takes them.
+            keys: the (n,) 64-bit integers, as `Client.pull` takes them.
 
         Returns:
-            (n, *row_shape), a tensor of its own.
+            A new tensor, (n, *row_shape).
 
         Raises:
             InvalidValue: keys are no list of integers.
-            PeerError: as `Client.pull`; what is kept stays as it was.
+            PeerError: as `Client.pull`; the kept rows stay as they were.
         """
         named, now = keys_of(self._spec, keys), time.monotonic()
         if len(self._index) > self._max_rows:

@@ -11,10 +11,10 @@ from shoal.transport import Identity
 
 
 def ask_run(machine: Machine, where: str, token: str = "") -> str:
-    """Run a tool's machine until it stops; returns the scheduler's address.
+    """Run a tool's machine until it stops, and return the scheduler's address.
 
     where:  the folder of a run on this machine, or its scheduler's address
-    token:  the run's; from its folder if not given
+    token:  the run's token; read from the run's folder if not given
 
     Raises:
         DataMissing: no run is under way in that folder

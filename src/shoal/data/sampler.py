@@ -297,7 +297,7 @@ class Sampler(torch.utils.data.Sampler[int]):
 
     @property
     def began_at(self) -> tuple[int, int]:
-        """The epoch, and how many of its samples were used by all workers, at the beginning."""
+        """The epoch, and the samples of it that all workers had used, when this process began."""
         if self._given or self.batch_size is None:
             return 0, 0
         _, world_size = current_membership()

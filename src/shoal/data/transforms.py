@@ -84,7 +84,7 @@ class Standardise:
 
     @classmethod
     def of(cls, x: Tensor) -> Standardise:
-        """Return the transform for `x`, shape (n, features); a feature that never varies has std 1."""
+        """Return the transform for `x`, shape (n, features); a constant feature gets std 1."""
         if x.ndim != 2 or len(x) == 0:
             raise InvalidValue(f"statistics need x of shape (n, features), not {tuple(x.shape)}")
         wide = x.double()

@@ -1,1 +1,1 @@
-"""Who starts processes: engines, and what the started processes do."""
+"""Engines, which start the processes of a run, and the programs of those processes."""

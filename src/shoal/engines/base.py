@@ -1,4 +1,4 @@
-"""What an engine starts: tasks."""
+"""Tasks: the processes that an engine starts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SPARSE = (*DENSE, "shoal.tables.sparse.shard", "shoal.tables.sparse.jit:warm")
 class Task:
     """One process to start: "module:function" with keyword arguments that JSON can carry.
 
-    preload:  modules to import, and functions to call ("module:function"), before it is forked;
-              once for it and all later processes
-    network:  file of a network namespace; this process's own if empty
+    preload:  the modules to import, and the functions to call ("module:function"), before the
+              fork; once for this process and all later ones
+    network:  the file of a network namespace; empty for the namespace of the engine
     """
 
     name: str

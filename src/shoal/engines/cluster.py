@@ -33,19 +33,21 @@ def start_cluster(
     memory: str = "",
     **policy: Any,
 ) -> str:
-    """Start a scheduler and servers; returns the scheduler's address.
+    """Start a scheduler and servers, and return the address of the scheduler.
 
-    token:   of the cluster, which `engine.token` is then; one is made where servers listen over TCP
-    script:  the user's, with its arguments: servers import it for methods that they do not know
-    out:     folder for the run's folder with checkpoints
-    memory:  of each server, for its tables
-    policy:  more fields of `SchedulerRole`
+    token:   the token of the cluster, which is written to `engine.token`; a new one is made if
+             it is empty and `listen` or `server_listen` is given
+    script:  the user's script and its arguments; servers import it for methods that they do not
+             know
+    out:     the folder for the run's folder with checkpoints
+    memory:  the memory of each server for its tables
+    policy:  further fields of `SchedulerRole`
     """
     address = listen or engine.address("scheduler")
     if not token and (listen or server_listen):
         token = secrets.token_urlsafe(24)
     engine.token = token
-    policy.setdefault("events", str(engine.folder.events))  # what it says of processes
+    policy.setdefault("events", str(engine.folder.events))  # the scheduler's events about processes
     scheduler = SchedulerRole(
         listen=address, servers=servers, workers=workers, token=token, **policy
     )
@@ -68,12 +70,12 @@ def cluster_tasks(
     server: ServerRole,
     preload: tuple[str, ...] = DENSE,
 ) -> list[Task]:
-    """The tasks of a scheduler and of its servers, each of which gets a rank of its own."""
+    """Return the tasks of a scheduler and of its servers, each of which gets its own rank."""
     ranks = range(scheduler.servers)
     if not server.memory:
         server = msgspec.structs.replace(server, memory=str(table_memory(scheduler.servers)))
     servers = [server_task(engine, scheduler.listen, rank, server, preload) for rank in ranks]
-    if scheduler.replicas > 1:  # it may be started again
+    if scheduler.replicas > 1:  # the scheduler may be started again
         state = str(engine.sockets / "scheduler.state")
         scheduler = msgspec.structs.replace(scheduler, state=state)
     entry = "shoal.engines.roles:run_scheduler"
@@ -93,15 +95,17 @@ def run_tasks(
     script: Sequence[str] = (),
     **policy: Any,
 ) -> list[Task]:
-    """The scheduler and the servers of a run on this machine. Over TCP they have a token, because
-    other users of the machine can connect; a Unix socket is in a folder of this user's.
+    """Return the tasks of the scheduler and the servers of a run on this machine.
 
-    init:     folder of the shards that its tables begin with, after `passed` clocks
-    save:     whether servers leave their shards at the end
-    preload:  modules that servers and workers share
-    imports:  modules of the user's that servers import at their start
+    Over TCP they have a token, because other users of the machine can connect; a Unix socket is in
+    a folder of this user.
+
+    init:     the folder of the shards that the tables begin with, after `passed` clocks
+    save:     whether the servers save their shards at the end
+    preload:  the modules that servers and workers share
+    imports:  the user's modules that servers import at their start
     script:   as in `ServerRole`
-    policy:   fields of `SchedulerRole` that differ from the run's
+    policy:   the fields of `SchedulerRole` that differ from the run's
     """
     if run.transport == "tcp":
         engine.token = secrets.token_urlsafe(24)
@@ -130,7 +134,7 @@ def run_tasks(
         told["checkpoint_every_s"] = run.checkpoint_every_s
         server = msgspec.structs.replace(
             server,
-            checkpoints=str(engine.folder.checkpoints.resolve()),  # it may be asked for one
+            checkpoints=str(engine.folder.checkpoints.resolve()),  # a checkpoint may be asked for
             checkpoint_every=run.checkpoint_every,
             keep_checkpoints=run.keep_checkpoints,
         )
@@ -139,11 +143,11 @@ def run_tasks(
 
 
 def worker_tasks(engine: LocalEngine, workers: int, entry: str, **arguments: Any) -> list[Task]:
-    """The tasks of a run's workers.
+    """Return the tasks of a run's workers.
 
-    entry:      "module:function", called with `rank`, `scheduler` (its address), `token` and
-                `folder` (the run's)
-    arguments:  more of them, the same for all
+    entry:      the "module:function" that is called with `rank`, `scheduler` (its address), `token`
+                and `folder` (the run's)
+    arguments:  further arguments of that function, the same for all workers
     """
     common = {
         "scheduler": engine.address("scheduler"),
@@ -157,7 +161,7 @@ def worker_tasks(engine: LocalEngine, workers: int, entry: str, **arguments: Any
 
 
 def threads_of(workers: int) -> int:
-    """Threads of each worker of this machine, so that all together have one a core."""
+    """Return the threads of each worker, so that all workers together have one a core."""
     return max(1, (os.cpu_count() or 1) // workers)
 
 
@@ -168,7 +172,7 @@ def server_task(
     role: ServerRole | None = None,
     preload: tuple[str, ...] = DENSE,
 ) -> Task:
-    """The task of a server on this machine, which may join later."""
+    """Return the task of a server on this machine, which may join later."""
     role = role or ServerRole()
     listen = role.listen or engine.address(f"server-{rank}")
     role = msgspec.structs.replace(role, scheduler=scheduler, listen=listen, rank=rank)
@@ -177,7 +181,10 @@ def server_task(
 
 
 def cluster_here(servers: int, workers: int, **options: Any) -> LocalEngine:
-    """A scheduler and servers on this machine, for workers that will join, as `start_cluster`."""
+    """Start a scheduler and servers on this machine, and return their engine.
+
+    options:  as for `start_cluster`
+    """
     scratch = ScratchFolder("run")
     folder = RunFolder(scratch.path)
     (folder.path / "logs").mkdir()

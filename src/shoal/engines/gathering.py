@@ -1,8 +1,8 @@
-"""Gathering: says which processes have not joined the run yet, and what they do.
+"""Gathering: the processes that have not joined the run yet, and the code that they execute.
 
-Imports and the preparation of data may take any time before a script joins, and nobody ends a
-process for it that is watched. So whoever waits is told where it is: `faulthandler` writes the
-stack of a process to its log when the signal comes, also from within C code.
+Before a script joins, imports and the preparation of data may take any time, and no limit ends a
+process that an engine watches. Instead the user is told where the process is: on a signal
+`faulthandler` writes the stack of the process to its log, even from within C code.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 
 log = logging.getLogger("shoal.engine")
 
-UNLIMITED_S = 1e9  # for a process that is watched to join
-SAY_S = 30.0  # after the start; then after twice the time, and so on
+UNLIMITED_S = 1e9  # the time in which a process that is watched has to join
+SAY_S = 30.0  # time of the first report after the start; the time doubles for each later report
 STACK_SIGNAL = signal.SIGRTMIN + 9
 STDERR = 2
 FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
@@ -27,7 +27,7 @@ OTHERS = re.compile(r"/(site|dist)-packages/|/lib/python|/shoal/|^<")  # code th
 
 
 def show_stack_on_signal() -> None:
-    """Have this process write its stack to its log when it is asked to."""
+    """Make this process write its stack to its log on `STACK_SIGNAL`."""
     faulthandler.register(STACK_SIGNAL, STDERR, all_threads=False)
 
 
@@ -42,16 +42,16 @@ class Gathering:
         self._joined: set[int] = set()
         self._began: float | None = None
         self._say_at = 0.0
-        self._asked: dict[str, int] = {}  # sizes of logs, in which stacks are to come
+        self._asked: dict[str, int] = {}  # size of each log before its stack is written
 
     def joined(self, pid: int) -> None:
-        """The scheduler has admitted a process."""
+        """Note that the scheduler has admitted a process."""
         self._joined.add(pid)
 
     def look(self, living: Mapping[str, int], now: float) -> None:
-        """Say who has not joined, if it is time.
+        """Log which processes have not joined, whenever a report is due.
 
-        living:  processes by name; 0 for one that is being started
+        living:  the pids of the processes by name; 0 for one that is being started
         """
         if self._began is None:
             self._began, self._say_at = now, now + SAY_S
@@ -75,7 +75,7 @@ class Gathering:
 
 
 def _shows_stack(pid: int) -> bool:
-    """Whether a process handles the signal: it would end one that has begun another program."""
+    """Return whether a process handles the signal, which would end it if it has run `exec`."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -85,7 +85,10 @@ def _shows_stack(pid: int) -> bool:
 
 
 def _place(path: Path, size: int) -> str:
-    """Where a process is in the user's code, or else at all, by the stack at the end of its log."""
+    """Return the place of a process in the user's code, or else in any code; "" if unknown.
+
+    It is read from the stack at the end of the process's log, from byte `size` on.
+    """
     with suppress(OSError), path.open("rb") as file:
         file.seek(size)
         text = file.read(1 << 16).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The memory that the tables of a host's servers may take, if no option says it."""
+"""The memory that the tables of a host's servers may take, if no option sets it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# Beside tables there are: an interpreter with torch in each process (0.2 to 0.3 GB), workers with
+# Besides tables there are: an interpreter with torch in each process (0.2 to 0.3 GB), workers with
 # their models, pushes that are being received, copies of rows for checkpoints and new replicas, and
 # the system with its file cache. How much they take depends on the job, so a quarter is a choice:
-# too small a margin has the system kill processes, too large a one has a table refused, and the
-# reason names the option that raises the limit.
+# with too small a margin the system kills processes, with too large a one a table is refused, and
+# the reason names the option that raises the limit.
 MARGIN = 0.25
-MARGIN_LEAST = 512 << 20  # of a small host: the processes alone take so much
+MARGIN_LEAST = 512 << 20  # on a small host: the processes alone take this much
 LEAST = 64 << 20  # left for tables in any case
 
 
 def table_memory(servers: int = 1, root: Path = Path("/")) -> int:
-    """Bytes for the tables of each of the servers that are started together on this host.
+    """Return the bytes for the tables of each of the servers that start together on this host.
 
-    root:  of the file system, for tests
+    root:  the root of the file system, for tests
     """
     total = host_memory(root)
     free = total - max(int(MARGIN * total), MARGIN_LEAST)
@@ -27,7 +27,7 @@ def table_memory(servers: int = 1, root: Path = Path("/")) -> int:
 
 
 def host_memory(root: Path = Path("/")) -> int:
-    """The memory of this host, or of this process's control groups if that is less."""
+    """Return the memory of this host, or the limit of its control groups if that is less."""
     found = [*_limits(root), *_physical(root)]
     return min(found, default=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
@@ -40,7 +40,7 @@ def _physical(root: Path) -> Iterator[int]:
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """The limits of this process's control groups and of those above them (v1 and v2)."""
+    """Yield the memory limits of this process's control groups and of their parents (v1 and v2)."""
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # v2 has one hierarchy
@@ -50,7 +50,7 @@ def _limits(root: Path) -> Iterator[int]:
         else:
             continue
         group = PurePosixPath(path.lstrip("/"))
-        # in a container the path may be the host's: what is mounted is the container's own group
+        # in a container the path may be that of the host, and the container's own group is mounted
         for each in (group, *group.parents):
             limit = _text(base / each / name).strip()
             if limit.isdigit():  # "max" is no limit

@@ -2,8 +2,8 @@
 
     hub: a bridge  --veth-- [server-0 10.77.0.1]  --veth-- [worker-0 10.77.0.2]  ...
 
-Needs Linux, `ip` and `tc`, and root. Other programs see nothing of it: the bridge is in a namespace
-of its own as well.
+Needs Linux, `ip` and `tc`, and root. Other programs do not see the hosts: the bridge is in a
+namespace of its own as well.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Hosts:
         self._remove()
 
     def address(self, name: str) -> str:
-        """Where a process on that host listens."""
+        """Return the address on which a process of a host listens."""
         return f"tcp://{NETWORK}.{self._numbers[name]}:{PORT}"
 
     def namespace(self, name: str) -> str:
-        """The file that stands for it."""
+        """Return the file that stands for the network namespace of a host."""
         return str(NAMESPACES / self._name(name))
 
     # ------------------------------------------------------------------ links
@@ -115,7 +115,7 @@ class Hosts:
 
 
 def check_hosts(what: str) -> None:
-    """Refuse what needs hosts where there can be none.
+    """Refuse a feature that needs hosts where there can be none.
 
     Raises:
         InvalidValue: `ip` or `tc` is missing, or the user is not root
@@ -132,13 +132,13 @@ class HostsEngine(LocalEngine):
     def __init__(self, folder: RunFolder, hosts: Hosts) -> None:
         super().__init__(folder)
         self._hosts = hosts
-        self.token = secrets.token_urlsafe(24)  # whoever is root can come to these addresses
+        self.token = secrets.token_urlsafe(24)  # every process of root can reach these addresses
 
     def address(self, name: str) -> str:
         return self._hosts.address(name)
 
     def report_death(self, pid: int, orderly: bool = False) -> None:
-        """Report nothing: a host that is gone cannot, and its silence has to be detected."""
+        """Report nothing: a lost host cannot report, and its silence has to be detected."""
 
     def start(self, task: Task) -> None:
         super().start(replace(task, network=self._hosts.namespace(task.name)))

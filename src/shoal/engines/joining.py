@@ -28,7 +28,7 @@ from shoal.node.memory import keep_memory
 from shoal.protocol.worker.options import OnTimeout
 
 Number = TypeVar("Number", int, float)
-RUNS = "shoal-runs"  # where the folders of runs are that were not told theirs
+RUNS = "shoal-runs"  # the parent folder of a run's folder that is not given
 
 
 def init(
@@ -49,28 +49,29 @@ def init(
 
     Under `shoal run` and with `scheduler` the process joins that cluster. Under torchrun rank 0
     starts a scheduler and servers. Under plain python they start for this single worker. Later
-    calls return the first call's context. The context is closed when the process exits. What
-    `shoal.Optimizer` uses where the script names nothing else is in SHOAL_STRATEGY, SHOAL_SET,
-    SHOAL_STALENESS and SHOAL_OPTIMIZER_OPTIONS, which `shoal run` sets.
+    calls return the first call's context. The context is closed when the process exits. The
+    defaults of `shoal.Optimizer` are in SHOAL_STRATEGY, SHOAL_SET, SHOAL_STALENESS and
+    SHOAL_OPTIMIZER_OPTIONS, which `shoal run` sets.
 
     Args:
-        servers: servers to start where no cluster is there yet. SHOAL_SERVERS or 1 by default.
-        scheduler: address of a scheduler, or folder of a run on this machine, to join. Empty for
-            SHOAL_SCHEDULER or a cluster of its own.
+        servers: the number of servers to start where there is no cluster yet. SHOAL_SERVERS or 1
+            by default.
+        scheduler: the address of a scheduler, or the folder of a run on this machine, to join.
+            Empty for SHOAL_SCHEDULER or a new cluster.
         token: the cluster's shared secret. Empty for SHOAL_TOKEN.
-        sync_timeout_s: seconds until an unanswered request is probed urgently; it fails after
+        sync_timeout_s: the seconds until an unanswered request is probed urgently; it fails after
             twice this time. None for SHOAL_SYNC_TIMEOUT_S, which `shoal run` sets, or 10.
-        on_timeout: what becomes of such a request, as `ClientOptions` says. None for
+        on_timeout: the handling of such a request, as in `ClientOptions`. None for
             SHOAL_ON_TIMEOUT, which `shoal run` sets, or "ask".
-        init_timeout_s: seconds to wait until the cluster is complete. None for
+        init_timeout_s: the seconds to wait until the cluster is complete. None for
             SHOAL_INIT_TIMEOUT_S, which `shoal run` sets to no limit, or 60.
         rank: the rank to ask for. None for SHOAL_RANK or any.
-        imports: modules or files that define access methods or handlers; this process and the
-            servers started here import them. A server finds what the script itself defines: it
-            imports the script, without what is under `if __name__ == "__main__":`.
-        group: worker group to attach as, with `scheduler`; "" is the first group.
-        group_size: workers that make an attached group complete.
-        namespace: prefix of this worker's table names. None for the group's name.
+        imports: the modules or files that define access methods or handlers; this process and the
+            servers started here import them. The script itself needs no entry: a server imports it,
+            without the code under `if __name__ == "__main__":`.
+        group: the worker group to attach as, with `scheduler`; "" is the first group.
+        group_size: the number of workers that make an attached group complete.
+        namespace: the prefix of this worker's table names. None for the group's name.
 
     Returns:
         The context: `rank`, `world_size`, `client`, and `resumed_at` for a resumed run.
@@ -161,9 +162,10 @@ def init(
 
 
 def _run_dir(scheduler: str, env: Mapping[str, str], run: str) -> Path:
-    """The folder of the run that this worker has joined: as it was given, or one named by the run.
+    """Return the folder of the run that this worker has joined; a new one if none is given.
 
-    scheduler:  the argument, which may be that folder
+    scheduler:  the argument of `init`, which may be that folder
+    run:        the name of the run, which is also the name of a new folder
     """
     where = scheduler or env.get("SHOAL_RUN_DIR") or env.get("SHOAL_SCHEDULER", "")
     folder = Path(where) if where and "://" not in where else Path(RUNS, run)
@@ -176,7 +178,7 @@ def set_variables(variables: Mapping[str, str]) -> None:
 
 
 def _world_size(client: Client, env: Mapping[str, str]) -> int:
-    """The number of workers: others may have finished, or be lost, before one is replaced."""
+    """Return the number of workers, with those that had finished or were lost before."""
     return max(client.world_size, client.rank + 1, _number(env, "SHOAL_WORLD_SIZE", 0))
 
 

@@ -6,7 +6,8 @@ lines on a socket pair; nothing is unpickled. When the process that started it e
 all of its children and removes the run's sockets.
 
 `PR_SET_PDEATHSIG` follows the thread that forked, not its process. The launcher has one thread, so
-that its children ask for it; the launcher, which any thread of a user's may start, watches a pidfd.
+its children ask for that signal. The launcher itself may be started by any thread of a user, so it
+watches a pidfd.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Launcher:
             except BaseException:
                 traceback.print_exc()
             finally:
-                with contextlib.suppress(OSError):  # of a full disk, on which its log is
+                with contextlib.suppress(OSError):  # the disk with its log is full
                     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed
                         stream.flush()
                 os._exit(code)
@@ -117,7 +118,7 @@ class Launcher:
         self._report({"started": command["name"], "pid": pid})
 
     def _become(self, command: dict[str, Any]) -> None:
-        """In the child: set up signals, files and environment."""
+        """Set up the signals, files and environment of the child process."""
         die_with_parent()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -162,9 +163,10 @@ class Launcher:
 
 
 def seed_anew() -> None:
-    """Seed the generators of libraries that were imported before the fork, by the system's chance.
+    """Seed the generators of libraries that were imported before the fork, from system entropy.
 
-    Otherwise all processes would draw the same numbers. Python's own and numba's do so themselves.
+    Otherwise all processes would draw the same numbers. The generators of Python and numba are
+    seeded anew without this.
     """
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
@@ -173,10 +175,10 @@ def seed_anew() -> None:
 
 
 def run_entry(command: dict[str, Any]) -> int:
-    """Call the command's function; its error goes to the error file, in one line of JSON.
+    """Call the command's function, and return the exit status.
 
-    On a full disk that file stays away, and the exit status is all that is told. So it does where a
-    fork of the process comes back here with an error, which is not the process's.
+    An error is written to the error file, in one line of JSON. There is no file, and only the exit
+    status shows the error, on a full disk, and if a fork of this process has raised the error.
     """
     from shoal.errors import ProcessDied, ShoalError
     from shoal.factories import users_traceback

@@ -53,13 +53,14 @@ from shoal.transport import Identity
 
 log = logging.getLogger("shoal.engine")
 
-TELL_S = 5.0  # for the scheduler to take a death report; it may be restarting
+TELL_S = 5.0  # limit for a death report: the scheduler may be restarting
 
 
 class ErrorFile(msgspec.Struct):
     """An error of a process, in a file.
 
-    traceback:  of the user's code in it, if it has any
+    story:      the last events of the state machine that raised the error
+    traceback:  the traceback of the user's code, if the error is from there
     """
 
     type: str
@@ -71,7 +72,7 @@ class ErrorFile(msgspec.Struct):
 class LocalEngine:
     """Starts processes through a launcher; `sockets` is their private directory.
 
-    token:  the secret of the processes, if other users can reach them
+    token:  the shared secret of the processes, if other users can reach them
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -79,17 +80,17 @@ class LocalEngine:
         self._scratch = ScratchFolder(str(os.getpid()))
         self.sockets = self._scratch.path
         self.token = ""
-        self._address: HeldFile | None = None  # the scheduler's
+        self._address: HeldFile | None = None  # the file with the scheduler's address
         self.running: dict[str, int] = {}  # pids by name, 0 until known
         self._tasks: dict[str, Task] = {}
         self._supervisor = Supervisor()
         self._gathering = Gathering(folder.log)
         self._news = NewEvents(folder.events, ("joined", "lost", "view"))
-        self._unfinished: deque[int] = deque()  # processes that had not finished, by other threads
+        self._unfinished: deque[int] = deque()  # pids, appended by other threads
         ours, theirs = socket.socketpair()
         self._commands = ours
         self._pending = b""
-        self.at_stop = ExitStack()  # what is to be done when all processes have ended
+        self.at_stop = ExitStack()  # the functions to call when all processes have ended
         arguments = [str(theirs.fileno()), str(self.sockets), str(os.getpid())]
         self._launcher = subprocess.Popen(
             [sys.executable, "-m", "shoal.engines.launcher", *arguments],
@@ -100,16 +101,16 @@ class LocalEngine:
         theirs.close()
 
     def address(self, name: str) -> str:
-        """The address that a process of this run listens on."""
+        """Return the address on which a process of this run listens."""
         return f"unix://{self.sockets / name}.sock"
 
     def start(self, task: Task) -> None:
         self.running[task.name] = 0
         self._tasks[task.name] = task
         self._supervisor.starts(task.name, monotonic())
-        self.folder.error(task.name).unlink(missing_ok=True)  # of an earlier one
+        self.folder.error(task.name).unlink(missing_ok=True)  # the error of an earlier process
         if task.name == "scheduler":
-            if self._address is None:  # of a restarted one it is there
+            if self._address is None:  # a restarted scheduler keeps the file
                 self._address = HeldFile(self.folder.scheduler, task.args["listen"])
             if task.args.get("token"):
                 write_private(self.folder.token, task.args["token"])
@@ -118,13 +119,13 @@ class LocalEngine:
         self._commands.sendall(json.dumps(command).encode() + b"\n")
 
     def pid(self, name: str) -> int:
-        """The id of a running process, as soon as it is known."""
+        """Return the id of a running process; wait until it is known."""
         while not self.running[name]:
             self.exits(0.1)
         return self.running[name]
 
     def exits(self, timeout_s: float) -> list[Exit]:
-        """Processes that ended, waiting for one for `timeout_s` at most."""
+        """Return the processes that have ended; wait for one for `timeout_s` at most."""
         if not select.select([self._commands], [], [], timeout_s)[0]:
             return []
         data = self._commands.recv(1 << 16)
@@ -144,13 +145,13 @@ class LocalEngine:
                 write_whole(self.folder.pids, json.dumps(self.running))
             else:
                 self.running.pop(name, None)
-                self._read_events()  # what was said of it before it ended
+                self._read_events()  # the events about the process before its end
                 ended.append(Exit(name, report["code"], pid, self._error(name, report["code"])))
                 self._do(self._supervisor.ended(ended[-1], monotonic()))
         return ended
 
     def check(self) -> None:
-        """Raise the error of a process that has failed; for one who does not `join`."""
+        """Raise the error of a process that has failed; for a caller that does not `join`."""
         self.exits(0.0)
         if self._supervisor.failed:
             raise self._supervisor.cause(self.folder.log)
@@ -169,7 +170,7 @@ class LocalEngine:
                     Thread(target=self.report_death, args=(pid, orderly), daemon=True).start()
 
     def report_death(self, pid: int, orderly: bool = False) -> None:
-        """Report a death to the scheduler, which need not wait for its failure timeout then."""
+        """Report a death to the scheduler, which then need not wait for its failure timeout."""
         task = self._tasks["scheduler"]
         report = DeathReport(socket.gethostname(), pid, orderly)
         reporter = Question(report, (DeathReportSeen,), TELL_S)
@@ -179,7 +180,7 @@ class LocalEngine:
         node = Node(reporter, me, scheduler=task.args["listen"])
         try:
             node.run()
-        except ShoalError as error:  # it may have ended with the run
+        except ShoalError as error:  # the scheduler may have ended with the run
             log.info("cannot report the death of process %d to the scheduler: %s", pid, error)
         finally:
             node.close()
@@ -187,7 +188,7 @@ class LocalEngine:
             self._unfinished.append(pid)
 
     def _read_events(self) -> None:
-        """Read what the scheduler says of processes."""
+        """Read the scheduler's events about processes."""
         now = monotonic()
         for event in self._news():
             name, pid = event.get("name", ""), event.get("process", 0)
@@ -199,7 +200,7 @@ class LocalEngine:
                 self._supervisor.declared_dead(name, pid, event.get("how", ""), now)
 
     def _look(self) -> None:
-        """Do what is due."""
+        """Read the events, and carry out the decisions that are due."""
         self._read_events()
         now = monotonic()
         self._gathering.look(self.running, now)
@@ -213,10 +214,10 @@ class LocalEngine:
         tick_s: float = 0.1,
         policy: LossPolicy = LossPolicy(),  # noqa: B008 - frozen
     ) -> None:
-        """Wait for every process; raises for the first that did not end well, when all are ended.
+        """Wait for every process; after a failure, end all processes and raise its cause.
 
-        tick:    called every `tick_s`, for progress displays
-        policy:  without which processes the run goes on
+        tick:    the function to call every `tick_s`, for progress displays
+        policy:  the reaction to lost processes
         """
         supervisor = self._supervisor
         supervisor.policy = policy
@@ -225,35 +226,35 @@ class LocalEngine:
             self._look()
             tick()
         if supervisor.failed:
-            self.stop()  # what is left of them is to be read, and changes no more
+            self.stop()  # their files are read next, and must not change
             raise supervisor.cause(self.folder.log)
         for name in supervisor.late():
             log.warning("%s has not ended %g s after all others, and is killed", name, LATE_S)
 
     def restarts(self, name: str) -> bool:
-        """Whether a process that has ended will be started again."""
+        """Return whether a process that has ended will be started again."""
         return self._supervisor.restarts(name)
 
     def start_again(self, name: str) -> None:
-        """Start a process that has left the run in order again, at once."""
+        """Restart, at once, a process that has left the run in order."""
         self._supervisor.starts_again(name)
         self.start(self._tasks[name])
 
     def _error(self, name: str, code: int) -> ShoalError | None:
-        """What a process has left in its error file. A killed one writes none."""
+        """Return the error in a process's error file, if it has one; a killed process has none."""
         path = self.folder.error(name)
         return reported(path) if code > 0 and path.exists() else None
 
     def finish(self, grace_s: float = 5.0) -> None:
-        """Let the processes end by themselves, then stop."""
+        """Wait until the processes have ended, for `grace_s` at most, then stop."""
         until = monotonic() + grace_s
         while self.running and monotonic() < until:
             self.exits(0.1)
         self.stop()
 
     def stop(self) -> None:
-        """End whatever still runs, and remove the sockets."""
-        self._commands.close()  # on which the launcher ends all processes
+        """End the processes that still run, and remove the sockets."""
+        self._commands.close()  # the launcher then ends all processes
         try:
             self._launcher.wait(timeout=3)
         except subprocess.TimeoutExpired:
@@ -274,7 +275,7 @@ class LocalEngine:
 
 
 def reported(path: Path) -> ShoalError:
-    """The error that a process has left in a file; or that the file is damaged."""
+    """Return the error that a process has left in a file, or one that says the file is damaged."""
     try:
         report = msgspec.convert(read_object(path), ErrorFile)
     except (ValueError, ShoalError) as error:

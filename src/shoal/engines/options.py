@@ -24,12 +24,13 @@ KEPT = 5  # checkpoints; also what TensorFlow's estimators keep
 
 
 def option(section: str, text: str, env: str = "", flag: str = "", **bounds: Any) -> Meta:
-    """What a field says of itself on the command line.
+    """Return the metadata of a field that is an option of the command line.
 
-    section:  the heading that --help lists it under
-    env:      the environment variable that gives it where no flag does
-    flag:     its name, if that is not the field's
-    bounds:   those of `msgspec.Meta`: ge, le, gt, max_length
+    section:  the heading under which --help lists the option
+    text:     the help text
+    env:      the environment variable that sets the option where no flag does
+    flag:     the name of the flag, if it differs from the field's
+    bounds:   the bounds of `msgspec.Meta`: ge, le, gt, max_length
     """
     return Meta(description=text, extra={"section": section, "env": env, "flag": flag}, **bounds)
 
@@ -98,7 +99,7 @@ class ResumableRun(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def saves(self) -> bool:
-        """Whether there are to be checkpoints."""
+        """Whether the run writes checkpoints."""
         return self.checkpoint_every > 0 or self.checkpoint_every_s > 0
 
     @property
@@ -129,7 +130,7 @@ class FaultTolerantRun(ResumableRun, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def policy(self) -> dict[str, Any]:
-        """What a scheduler does about lost and slow workers: fields of `SchedulerRole`."""
+        """The fields of `SchedulerRole` for lost and slow workers."""
         return {
             "on_worker_loss": "drop" if self.on_worker_loss == "reassign" else self.on_worker_loss,
             "elastic": self.on_worker_loss == "replace" or self.slow_workers == "backup",
@@ -139,13 +140,13 @@ class FaultTolerantRun(ResumableRun, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a scheduler's process is told.
+    """The options of a scheduler's process.
 
-    events, started_at:    the run's event log, and when the run began
+    events, started_at:    the run's event log, and the time at which the run began
     slow_window_s:         the time over which waits for slow workers are added up
-    leases:                file for the lease log, beside the checkpoints
-    fragment_rows:         fragment sizes of the tables that this run begins with
-    ledger, passed:        which data are done, of a run that this one continues, after `passed` clocks
+    leases:                the file for the lease log, next to the checkpoints
+    fragment_rows:         the fragment sizes of the tables that this run begins with
+    ledger, passed:        the lease ledger of the run that this one continues, at clock `passed`
     """
 
     listen: Annotated[str, option("Network", "address to listen on: tcp://HOST:PORT or unix:///PATH")]
@@ -175,13 +176,13 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a server's process is told.
+    """The options of a server's process.
 
-    script:       the user's script and its arguments; imported when a table names a method or handler
-                  that this server does not know
-    save:         folder for its shards when the run has ended in order
-    init:         folder of the shards that tables begin with, after `passed` clocks
-    checkpoints:  folder for checkpoints, instead of that of the run in `out`
+    script:       the user's script and its arguments; imported when a table names a method or a
+                  handler that this server does not know
+    save:         the folder for the server's shards when the run has ended in order
+    init:         the folder of the shards that tables begin with, after `passed` clocks
+    checkpoints:  the folder for checkpoints, instead of that of the run in `out`
     """
 
     scheduler: Scheduler = ""
@@ -213,7 +214,7 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class WorkerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a worker's process is told, where it is started by hand."""
+    """The options of a worker's process that is started by hand."""
 
     scheduler: Annotated[str, option("Network", "address of the scheduler, or the folder of a run on this machine")] = ""
     rank: Rank = -1
@@ -233,7 +234,7 @@ class WorkerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def flag_of(schema: type[msgspec.Struct], field: str) -> str:
-    """The flag of a field with a help text.
+    """Return the flag of a field with a help text.
 
     >>> flag_of(RunOptions, "sync_timeout_s"), flag_of(WorkerRole, "optimizer_options")
     ('--sync-timeout-s', '--optimizer-option')
@@ -243,7 +244,7 @@ def flag_of(schema: type[msgspec.Struct], field: str) -> str:
 
 
 def words_for(options: msgspec.Struct, fields: Collection[str]) -> list[str]:
-    """The words of a command line that give these options.
+    """Return the words of a command line that set these fields of the options.
 
     >>> words_for(WorkerRole(rank=2, set={"tau": 16, "mode": "async"}), ["rank", "set"])
     ['--rank', '2', '--set', 'tau=16', '--set', 'mode=async']
@@ -260,7 +261,7 @@ def words_for(options: msgspec.Struct, fields: Collection[str]) -> list[str]:
 
 
 def check_replicas(replicas: int, servers: int) -> None:
-    """Each copy of a row is on a server of its own.
+    """Refuse more replicas than servers: each copy of a row is on a server of its own.
 
     >>> check_replicas(3, 1)
     Traceback (most recent call last):
@@ -274,7 +275,7 @@ def check_replicas(replicas: int, servers: int) -> None:
 
 
 def check_memory(memory: str) -> None:
-    """A size, or nothing for a measured one.
+    """Refuse a text that is neither a size nor empty.
 
     >>> check_memory("4 gigs")
     Traceback (most recent call last):
@@ -289,7 +290,7 @@ def check_memory(memory: str) -> None:
 
 
 def check_staleness(staleness: int, strategy: str) -> None:
-    """A bound belongs to the strategy that has one.
+    """Refuse a staleness for a strategy without such a bound.
 
     >>> check_staleness(2, "sync")
     Traceback (most recent call last):
@@ -301,6 +302,6 @@ def check_staleness(staleness: int, strategy: str) -> None:
 
 
 def need_servers(servers: int) -> None:
-    """A run whose tables are on servers."""
+    """Refuse zero servers for a run whose tables are on servers."""
     if servers < 1:
         raise InvalidValue("--servers 0: the parameters of this run are on servers, give 1 or more")

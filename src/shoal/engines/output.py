@@ -1,4 +1,4 @@
-"""What processes write to their logs, shown in the terminal of the run."""
+"""Logs of processes, shown in the terminal of the run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ READ_BYTES = 1 << 20  # of each log at once
 
 
 class Followed:
-    """Logs whose new lines are shown, each behind the name of its process.
+    """Logs whose new lines are shown, each after the name of its process.
 
-    A process writes to its log whatever becomes of the terminal, and never waits for it.
+    A process writes to its log whatever happens to the terminal, and never waits for it.
 
     Args:
-        logs: by name of the process; a log may not be there yet.
-        out: where lines go; standard output by default.
+        logs: the logs by the name of the process; a log may not exist yet.
+        out: the file to which lines are written; standard output by default.
     """
 
     def __init__(self, logs: Mapping[str, Path], out: TextIO | None = None) -> None:
@@ -37,9 +37,9 @@ class Followed:
         self._out.flush()
 
     def _next(self, name: str, log: Path, whole: bool) -> list[bytes]:
-        """The next lines of a log; with `whole` not the one that is being written.
+        """Return the next lines of a log; with `whole`, without the line that is being written.
 
-        Of a line that was overwritten (a progress bar) what was last in it.
+        Of a line that was overwritten (a progress bar), only the last text is returned.
         """
         try:
             with log.open("rb") as file:

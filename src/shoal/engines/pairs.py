@@ -10,11 +10,11 @@ from shoal.errors import InvalidValue
 
 
 def pairs_of(words: Iterable[str], where: str) -> dict[str, str]:
-    """The texts of NAME=VALUE words, by name.
+    """Return the texts of NAME=VALUE words, by name.
 
     Args:
-        words: such as "tau=16".
-        where: the flag or variable that has them, for errors.
+        words: the words, such as "tau=16".
+        where: the flag or variable that has the words, for errors.
 
     Raises:
         InvalidValue: a word without "=".
@@ -32,7 +32,7 @@ def pairs_of(words: Iterable[str], where: str) -> dict[str, str]:
 
 
 def value_of(text: str) -> Any:
-    """A value as JSON has it; any other text is a string.
+    """Decode a value as JSON; any other text is a string.
 
     >>> value_of("0.5"), value_of("[0.9, 0.95]"), value_of("median")
     (0.5, [0.9, 0.95], 'median')
@@ -44,12 +44,12 @@ def value_of(text: str) -> Any:
 
 
 def values_of(words: Iterable[str], where: str) -> dict[str, Any]:
-    """The values of NAME=VALUE words, by name; arguments and errors as for `pairs_of`."""
+    """Return the values of NAME=VALUE words, by name; arguments and errors as for `pairs_of`."""
     return {name: value_of(text) for name, text in pairs_of(words, where).items()}
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
-    """The words of which `values_of` makes these values.
+    """Return the words from which `values_of` makes these values.
 
     >>> words_of({"tau": 16, "merge": "median", "betas": [0.9, 0.95], "name": "16"})
     ['tau=16', 'merge=median', 'betas=[0.9,0.95]', 'name="16"']

@@ -1,4 +1,4 @@
-"""The processes of a cluster: a scheduler and servers, from start to end.
+"""The programs of a cluster's processes: a scheduler and servers, from start to end.
 
 Importable without torch, so that a scheduler is up in a tenth of a second.
 """
@@ -71,9 +71,9 @@ NOTED = (
 
 
 def run_scheduler(**given: Any) -> None:
-    """Be the scheduler until the run ends; raises the error that ended it.
+    """Run the scheduler until the run ends, and raise the error that ended it.
 
-    given:  fields of `SchedulerRole`
+    given:  the fields of `SchedulerRole`
     """
     role = msgspec.convert(given, SchedulerRole)
     options = SchedulerOptions(
@@ -122,7 +122,7 @@ def run_scheduler(**given: Any) -> None:
 def restored(
     options: SchedulerOptions, journal: Journal | None, begun: LedgerRecord
 ) -> SchedulerMachine:
-    """The scheduler, which goes on from its journal if there is one.
+    """Return the scheduler's machine, which continues from the journal if there is one.
 
     Raises:
         DataCorrupt, UnknownFormat: the journal is not as a scheduler of this version wrote it
@@ -135,7 +135,7 @@ def restored(
 
 
 def _note_of_scheduler(each: Note, log: EventLog | None) -> None:
-    """Write a scheduler's note to its log and the run's."""
+    """Write a note of the scheduler to its log and to the event log of the run."""
     if each.kind == "crowded" and each.fields["hosts"]:
         hosts = ", ".join(each.fields["hosts"])
         logging.getLogger("shoal.scheduler").warning(
@@ -149,9 +149,9 @@ def _note_of_scheduler(each: Note, log: EventLog | None) -> None:
 
 
 def run_server(**given: Any) -> None:
-    """Be a server until the run ends.
+    """Run a server until the run ends.
 
-    given:  fields of `ServerRole`
+    given:  the fields of `ServerRole`
     """
     import torch
 
@@ -225,7 +225,7 @@ def run_server(**given: Any) -> None:
 def _checkpoint_writer(
     role: ServerRole, session: Session, left_out: Callable[[], None]
 ) -> Writer | None:
-    """The writer of a server's checkpoints, if it is to write any."""
+    """Return the writer of a server's checkpoints; None if the server has no folder for them."""
     from shoal.storage.checkpoints import Writer
 
     if not role.checkpoints and not role.out:
@@ -244,14 +244,14 @@ def _checkpoint_writer(
 
 
 def _checkpoint_folder(role: ServerRole, session: Session) -> Path | None:
-    """Where a server writes checkpoints. The run has a name once this server has joined."""
+    """Return the folder for checkpoints; the run has a name once this server has joined."""
     if role.checkpoints:
         return Path(role.checkpoints)
     return RunFolder(Path(role.out, session.run).absolute()).checkpoints if role.out else None
 
 
 def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
-    """Write a server's note to its log and the run's."""
+    """Write a note of a server to its log and to the event log of the run."""
     said = logging.getLogger("shoal.server")
     match each.kind:
         case "joined" if log is not None:
@@ -275,10 +275,10 @@ def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
 
 
 def leaves_on_signals(node: Node) -> Sequence[int]:
-    """On SIGTERM or Ctrl-C the server moves its rows, then leaves; on a second one, at once.
+    """Make the server move its rows and leave on SIGTERM or Ctrl-C; on a second one, leave at once.
 
     Returns:
-        The signals that have come, one after the other.
+        The signals that have been received so far, a list that grows.
     """
     came: list[int] = []
 
@@ -297,7 +297,7 @@ def leaves_on_signals(node: Node) -> Sequence[int]:
 
 
 def advertised(bound: str, advertise: str) -> str:
-    """The address that others use for a server that listens at `bound`.
+    """Return the address that others use for a server that listens at `bound`.
 
     >>> advertised("tcp://0.0.0.0:4567", "tcp://gpu7.example.org:0")  # its port, whatever it is
     'tcp://gpu7.example.org:4567'
@@ -311,10 +311,10 @@ def advertised(bound: str, advertise: str) -> str:
 
 
 def ready_to_serve() -> None:
-    """Prepare a process whose loop others wait for.
+    """Prepare a process for an event loop that other processes wait for.
 
-    The limit of file descriptors, two for each member, is raised as far as this user may. What was
-    imported is no garbage: to look for some in it takes 80 ms.
+    The limit of file descriptors, two for each member, is raised as far as this user may.
+    Imported objects are left out of garbage collections, which would spend 80 ms on them.
     """
     gc.freeze()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -323,7 +323,7 @@ def ready_to_serve() -> None:
 
 
 def configure_log() -> None:
-    """Plain lines on standard error, which the engine sends to the run's folder."""
+    """Log plain lines to standard error, which the engine sends to the run's folder."""
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -336,10 +336,10 @@ def _event_log(events: str, node: str, started_at: float) -> EventLog | None:
 
 
 def own_address(scheduler: str, interface: str = "") -> str:
-    """An address for this host that the others can reach, on any free port.
+    """Return an address of this host that the others can reach, on any free port.
 
-    It is the address of the interface that leads to the scheduler (loopback, if the scheduler's
-    address is), or of the interface that is named.
+    It is the address of `interface`, or else of the interface that leads to the scheduler, which is
+    loopback if the scheduler's address is.
     """
     from shoal.transport.tcp import TcpTransport, tcp_address
 

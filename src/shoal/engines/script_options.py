@@ -1,4 +1,4 @@
-"""What `shoal run` and `shoal worker` say of a script's optimizers, in environment variables."""
+"""The settings of `shoal run` and `shoal worker` for a script's optimizers, in the environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ScriptOptions(Protocol):
 
 
 def variables_of(options: ScriptOptions) -> dict[str, str]:
-    """The environment variables of these options; "" for what is not given.
+    """Return the environment variables of these options; "" for an option that is not given.
 
     >>> from shoal.engines.options import WorkerRole
     >>> variables_of(WorkerRole(strategy="diloco", set={"tau": 16}))["SHOAL_SET"]
@@ -40,7 +40,7 @@ def variables_of(options: ScriptOptions) -> dict[str, str]:
 
 
 def defaults_from(env: Mapping[str, str]) -> OptimizerDefaults:
-    """What the environment says of a script's optimizers.
+    """Return the settings for a script's optimizers in the environment.
 
     Raises:
         InvalidValue: a variable that cannot be read; the text names it.

@@ -17,13 +17,16 @@ from shoal.errors import InvalidValue
 from shoal.transport.tcp import endpoint_of
 
 KEY = "shoal/scheduler"
-ELSEWHERE = "tcp://192.0.2.1:9"  # of no host (RFC 5737), so that the default route leads there
+ELSEWHERE = "tcp://192.0.2.1:9"  # no host has it (RFC 5737): the default route leads there
 
 
 def gather(
     env: Mapping[str, str], servers: int, imports: Sequence[str] = (), script: Sequence[str] = ()
 ) -> tuple[str, str, LocalEngine | None, int]:
-    """(scheduler address, token, the engine on rank 0, rank)."""
+    """Return (scheduler address, token, engine, rank).
+
+    Rank 0 starts the cluster and gets its engine; other ranks get None.
+    """
     import torch.distributed as torch_distributed
 
     dist: Any = torch_distributed  # its stubs leave the stores out
@@ -55,13 +58,14 @@ def gather(
 
 
 def reachable(env: Mapping[str, str]) -> str:
-    """The address of this host that the other hosts of the job can reach.
+    """Return the address of this host that the other hosts of the job can reach.
 
-    It is that of the interface SHOAL_INTERFACE, of the one that leads to MASTER_ADDR, or of the
-    default route. The host's own name may stand for loopback, or be unknown.
+    It is the address of the interface SHOAL_INTERFACE, of the interface that leads to MASTER_ADDR,
+    or of that of the default route. The host's own name is not used: it may stand for loopback, or
+    be unknown.
 
     Raises:
-        InvalidValue: there is none.
+        InvalidValue: no such address is known.
     """
     interface = env.get("SHOAL_INTERFACE", "")
     ways = [f"tcp://{env['MASTER_ADDR']}:{env['MASTER_PORT']}", ELSEWHERE]

@@ -1,1 +1,1 @@
-"""Getting work onto machines. So far: what a job is (`spec`)."""
+"""Jobs, comparisons of jobs, their simulated time, and the trust in files that describe them."""

@@ -20,7 +20,7 @@ from shoal.storage.files import FORMAT, FORMAT_KEY
 from shoal.strategies import Strategy, strategies
 
 BANDWIDTH_MAX = 1_000_000  # Mbit/s
-BANDWIDTH = "bandwidth"  # an axis beside the fields of a job
+BANDWIDTH = "bandwidth"  # an axis that is no field of a job
 SET = "set."  # in front of a strategy's setting
 AXES = (
     *("strategy", "model", "workers", "servers", "replicas", "redundancy"),
@@ -28,8 +28,8 @@ AXES = (
 )
 RUNS_MAX = 10_000
 FOLDER_LENGTH = 100
-OF_SERVERS = ("servers", "replicas")  # axes that say nothing of a cell without any
-WEIGHTS = ("model", "layers", "init", "dtype")  # fields that decide about a model's first weights
+OF_SERVERS = ("servers", "replicas")  # axes that do not apply to a cell without servers
+WEIGHTS = ("model", "layers", "init", "dtype")  # fields that determine a model's initial weights
 Values = Mapping[str, Any]
 
 
@@ -39,8 +39,9 @@ class Cell:
 
     Attributes:
         name: the strategy, and the values that differ between cells.
-        values: by axis, also those of which there is one value only.
-        bandwidth: of every host, in Mbit/s; 0: no limit.
+        values: the value on each axis, also on an axis with a single value.
+        fields: the fields of the cell's job, without the seed.
+        bandwidth: the bandwidth of every host, in Mbit/s; 0: no limit.
     """
 
     name: str
@@ -49,16 +50,16 @@ class Cell:
     bandwidth: float = 0.0
 
     def job(self, seed: int, out: str) -> JobSpec:
-        """Its job, with one of the seeds.
+        """Return the job of this cell with one of the seeds.
 
         Raises:
-            InvalidValue, UnknownName: of a field.
+            InvalidValue, UnknownName: a field has a wrong value.
         """
         return from_mapping({**self.fields, "seed": seed, "out": out})
 
     @property
     def folder(self) -> str:
-        """Its name as that of a folder, of its own also where names are alike."""
+        """The name of the cell's folder, which is unique also where names of cells are alike."""
         plain = "".join(c if c.isalnum() or c in "=.-_" else "-" for c in self.name)
         if plain == self.name.replace(" ", "-") and len(plain) <= FOLDER_LENGTH:
             return plain
@@ -70,13 +71,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A job, the axes along which it varies, and how many seeds each combination has.
 
     Attributes:
-        job: fields of `JobSpec`, of all cells.
-        grid: by axis, its values. An axis that a strategy does not have, such as the staleness of
-            ssp, is left out for that strategy. `set` has axes of settings, such as {tau: [1, 4]};
-            "tau,n_push" is one axis of two settings.
-        strategies: by strategy, fields of its cells that differ from `job`, such as its rate.
-        simulation: what simulated time goes by.
-        measured: seconds a batch, as they were measured here, by model and size of a batch.
+        job: the fields of `JobSpec` that all cells share.
+        grid: the values of each axis. An axis that a strategy does not have, such as the staleness
+            of ssp, is left out for that strategy. `set` has axes of settings, such as
+            {tau: [1, 4]}; "tau,n_push" is one axis of two settings.
+        strategies: the fields of each strategy's cells that differ from `job`, such as its rate.
+        seeds: the number of runs of each cell, with one seed each.
+        simulated: whether to train in the simulator.
+        simulation: the parameters of simulated time.
+        measured: the seconds a batch that were measured here, by model and size of a batch.
     """
 
     # fmt: off
@@ -97,7 +100,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise InvalidValue(f"{names}: real processes take their own time; add --simulated")
 
     def code(self) -> Iterator[dict[str, str]]:
-        """What may name code, one value at a time; before any is imported."""
+        """Yield each value that may name code, as {field: value}; import none of it."""
         for fields in (self.job, self.grid, *self.strategies.values()):
             for field in CODE:
                 values = fields.get(field, [])
@@ -106,12 +109,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         yield from ({"strategy": name} for name in self.strategies)
 
     def seeds_of(self) -> range:
-        """The seeds, beginning with the job's."""
+        """Return the seeds, beginning with the job's."""
         first = from_mapping({"seed": self.job.get("seed", 0)}).seed
         return range(first, first + self.seeds)
 
     def cells(self) -> list[Cell]:
-        """Every combination of the values, in the order of the axes.
+        """Return every combination of the values, in the order of the axes.
 
         Raises:
             InvalidValue: an axis has no values, or no strategy has it
@@ -170,7 +173,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if not varied and axis != BANDWIDTH:
                 fields[axis] = value
             if len(axes[axis]) > 1:
-                labels = {label_of(each) for each in axes[axis]}  # of all, to tell them apart
+                labels = {label_of(each) for each in axes[axis]}  # used if they differ
                 shown_value = label_of(value) if len(labels) == len(axes[axis]) else value
                 shown.append(f"{(*varied, axis)[0]}={shown_value}")
         fields["set"] = settings
@@ -183,7 +186,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return Cell(" ".join(shown), axes_of, fields, float(bandwidth))
 
     def _common(self) -> dict[str, Any]:
-        """The job's fields; settings as axes have them."""
+        """Return the job's fields without the seed; its settings are named as axes ("set.tau")."""
         found = {name: value for name, value in self.job.items() if name not in ("set", "seed")}
         settings = _table("job.set", self.job.get("set", {}))
         return {**found, **{SET + name: value for name, value in settings.items()}}
@@ -198,13 +201,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 found[axis] = _values(axis, values)
             else:
                 raise unknown("axis of a comparison", axis, [*AXES, "set"])
-        # A file has the settings last, so a comparison that is read has the order that it had.
+        # A file has the settings last, so a comparison that is read keeps the order of its axes.
         order = {axis: place for place, axis in enumerate(AXES)}
         return dict(sorted(found.items(), key=lambda each: order.get(each[0], len(order))))
 
 
 def names_of(axis: str) -> list[str]:
-    """What an axis varies: a field, or one or more settings.
+    """Return the names that an axis varies: a field, or one or more settings.
 
     >>> names_of("workers"), names_of("set.tau"), names_of("set.downpour.n_push,n_fetch")
     (['workers'], ['tau'], ['n_push', 'n_fetch'])
@@ -213,13 +216,13 @@ def names_of(axis: str) -> list[str]:
 
 
 def settings_of(axis: str, strategy: str) -> list[str]:
-    """The settings that an axis varies and the strategy has; none, if it is a field of the job."""
+    """Return the settings of a strategy that an axis varies; none for an axis of a field."""
     known = strategies[strategy].Settings.__struct_fields__
     return [name for name in names_of(axis) if name in known] if axis.startswith(SET) else []
 
 
 def label_of(value: Any) -> str:
-    """A value as titles have it: the name of a file without its folder.
+    """Return a value as titles show it: the name of a file without its folder.
 
     >>> label_of("digits"), label_of("csv:/data/wine.csv"), label_of("/nets/mine.py:small")
     ('digits', 'wine.csv', 'mine.py:small')
@@ -228,12 +231,12 @@ def label_of(value: Any) -> str:
 
 
 def strategy_label(name: str) -> str:
-    """A strategy's name; the class of a user's own."""
+    """Return a strategy's name; for a user's own strategy, the name of its class."""
     return name.rpartition(":")[2]
 
 
 def own_axes(axes: Mapping[str, list[Any]], strategy: str) -> dict[str, list[Any]]:
-    """The axes that a strategy has. One for this strategy alone goes before a general one."""
+    """Return the axes that a strategy has; an axis for it alone replaces a general one."""
     found = {axis: values for axis, values in axes.items() if applies(axis, strategy)}
     special = {name for axis in found if _whose(axis) for name in settings_of(axis, strategy)}
     return {
@@ -244,15 +247,15 @@ def own_axes(axes: Mapping[str, list[Any]], strategy: str) -> dict[str, list[Any
 
 
 def _whose(axis: str) -> str:
-    """The strategy of an axis such as "set.easgd.tau"; empty for a general one."""
+    """Return the strategy of an axis such as "set.easgd.tau"; empty for a general axis."""
     return axis.removeprefix(SET).rpartition(".")[0] if axis.startswith(SET) else ""
 
 
 def applies(axis: str, strategy: str) -> bool:
-    """Whether a strategy has what an axis varies: "set.tau", or "set.easgd.tau" for one of them.
+    """Return whether a strategy has the field or a setting that an axis varies.
 
-    Several settings with commas between them have the same value: "set.tau,n_push", of which a
-    strategy has one or more.
+    "set.tau" is an axis of every strategy with that setting, "set.easgd.tau" of one strategy only.
+    The settings of "set.tau,n_push" have the same value; a strategy has one or more of them.
 
     >>> applies("set.tau", "easgd"), applies("set.tau", "sync"), applies("set.bmuf.tau", "easgd")
     (True, False, False)
@@ -270,7 +273,7 @@ def applies(axis: str, strategy: str) -> bool:
 
 
 def comparison_of(values: Values) -> Comparison:
-    """A comparison from plain values.
+    """Return a comparison from plain values.
 
     Raises:
         InvalidValue: a value of a wrong type or out of its range.
@@ -279,16 +282,16 @@ def comparison_of(values: Values) -> Comparison:
 
 
 def comparison_from(file: Values, options: Values) -> Comparison:
-    """A comparison from the values of its file, and options that go before them.
+    """Return a comparison from the values of its file and from options, which override the file.
 
     Args:
-        file: fields of `Comparison`.
-        options: by field of `Comparison`, of `SimulatedTime` or of a job, or by axis. An axis, also
-            one in `set`, has a value or a list of them.
+        file: the fields of `Comparison`.
+        options: the options by the name of an axis, or of a field of `Comparison`, `SimulatedTime`
+            or a job. An axis, also one in `set`, has a value or a list of values.
 
     Raises:
         InvalidValue: a value of a wrong type or out of its range.
-        UnknownName: an option that nothing has.
+        UnknownName: an option that is neither an axis nor a field.
     """
     parts = ("job", "grid", "simulation")
     for name in file:
@@ -296,7 +299,7 @@ def comparison_from(file: Values, options: Values) -> Comparison:
             raise unknown("part of a comparison", name, Comparison.__struct_fields__)
     found: dict[str, Any] = {**file, **{part: _table(part, file.get(part, {})) for part in parts}}
     job, grid = found["job"], found["grid"]
-    for name in (*AXES, "set"):  # what a file has in either place
+    for name in (*AXES, "set"):  # an axis replaces the field of the file's job
         if name in options:
             job.pop(name, None)
     for name, value in options.items():
@@ -320,7 +323,7 @@ def comparison_from(file: Values, options: Values) -> Comparison:
 
 
 def dump_comparison(comparison: Comparison) -> str:
-    """The comparison as TOML."""
+    """Return the comparison as TOML."""
     import tomli_w
 
     return f"{FORMAT_KEY} = {FORMAT}\n{tomli_w.dumps(msgspec.to_builtins(comparison))}"

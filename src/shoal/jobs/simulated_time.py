@@ -1,4 +1,4 @@
-"""What simulated time goes by. Importable without torch."""
+"""The parameters of simulated time. Importable without torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.jobs.spec import JobSpec
 
 
 class SimulatedTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What simulated time goes by."""
+    """The parameters of simulated time."""
 
     # fmt: off
     batch_s: Annotated[float, option("Simulated time", "seconds that a worker computes for a batch; 0: measured here", ge=0)] = 0.0
@@ -27,7 +27,7 @@ class SimulatedTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         self.paces(1)
 
     def paces(self, workers: int) -> list[float]:
-        """Each worker's pace.
+        """Return each worker's pace; of more workers, if `pace` has more.
 
         >>> SimulatedTime(pace="1,4").paces(3), SimulatedTime(pace=[1, 4]).paces(1)
         ([1.0, 4.0, 1.0], [1.0, 4.0])
@@ -51,7 +51,7 @@ class SimulatedTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def check_simulated(job: JobSpec, options: SimulatedTime) -> None:
-    """Refuse what the simulator does not do.
+    """Refuse a job that the simulator cannot simulate.
 
     Raises:
         InvalidValue: a part of the job is not simulated.

@@ -31,7 +31,7 @@ from shoal.tables.spec import Access, Options
 T = TypeVar("T")
 Layer = str | list[Any] | dict[str, Any]
 log = logging.getLogger("shoal")
-JOB_BYTES_MAX = 1 << 20  # of a job's file
+JOB_BYTES_MAX = 1 << 20  # limit for a job's file
 OPTIONS_OF = {  # fields that belong to the value of another one
     "strategy": ("set", "staleness", "apply_at"),
     "optimizer": ("optimizer_options",),
@@ -87,27 +87,27 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def worker_batch(self) -> int:
-        """Samples a worker and step."""
+        """The number of samples of a worker in a step."""
         return self.global_batch_size // self.workers or self.batch_size
 
     @property
     def chosen_optimizer(self) -> str:
-        """Its optimizer; its strategy's usual one if none is given."""
+        """The optimizer; the strategy's usual one if none is given."""
         return self.optimizer or strategies[self.strategy].Settings.optimizer
 
     @property
     def resolved(self) -> JobSpec:
-        """This job with the optimizer that it has where none is given."""
+        """This job with `chosen_optimizer` as its optimizer."""
         return msgspec.structs.replace(self, optimizer=self.chosen_optimizer)
 
     @property
     def uses_servers(self) -> bool:
-        """Whether its strategy, with its settings, has the parameters in tables on servers."""
+        """Whether the strategy, with these settings, has the parameters in tables on servers."""
         return strategies[self.strategy].traits_with(self.set).uses_servers
 
     @property
     def keeps_states(self) -> bool:
-        """Whether its optimizer is on workers, without whose states no checkpoint is complete."""
+        """Whether the optimizer is on workers, whose states belong to a complete checkpoint."""
         return strategies[self.strategy].traits.optimizer_on_workers
 
     @property
@@ -116,7 +116,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
         return not names_code(self.data)
 
     def access_options(self, updates: int) -> Options:
-        """The optimizer's options, its learning rate scheduled over that many updates."""
+        """Return the optimizer's options, with a learning rate scheduled over `updates` updates."""
         lr = self.lr or USUAL_LR.get(self.chosen_optimizer, 0.01)
         schedule: Options = {}
         if self.schedule != "constant" and "schedule" not in self.optimizer_options:
@@ -125,9 +125,9 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
         return {"lr": lr, **schedule, **self.optimizer_options}
 
     def strategy_options(self, updates: int, rank: int = 0, passed: int = 0) -> StrategyOptions:
-        """A worker's strategy options, where the optimizer makes that many updates.
+        """Return a worker's strategy options; the optimizer makes `updates` updates in all.
 
-        passed: clocks of the run that this one continues
+        passed: the clocks of the run that this one continues
         """
         return StrategyOptions(
             Access(self.chosen_optimizer, self.access_options(updates)),
@@ -142,12 +142,12 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
         )
 
     def replace(self, changes: dict[str, Any]) -> JobSpec:
-        """This job with some fields changed; wrong ones get an error that names the field."""
+        """Return this job with some fields changed; an error names a field with a wrong value."""
         return from_mapping({**msgspec.to_builtins(self), **changes})
 
 
 def from_mapping(values: dict[str, Any]) -> JobSpec:
-    """A job from plain values.
+    """Return a job from plain values.
 
     Raises:
         UnknownName: a key that no field has
@@ -162,10 +162,10 @@ def from_mapping(values: dict[str, Any]) -> JobSpec:
 
 
 def converted(values: dict[str, Any], schema: type[T]) -> T:
-    """Plain values as a schema's.
+    """Convert plain values to a schema.
 
     Raises:
-        InvalidValue: one is of a wrong type or out of its range; the text names the field
+        InvalidValue: a value is of a wrong type or out of its range; the text names the field
     """
     try:
         return msgspec.convert(values, schema)
@@ -174,12 +174,12 @@ def converted(values: dict[str, Any], schema: type[T]) -> T:
 
 
 def load_job(path: Path, what: str = "job file") -> dict[str, Any]:
-    """The values in a job file that a person wrote, or that a run has left.
+    """Return the values in a job file that a person wrote or a run has left.
 
-    what: other files are read in the same way, and this says in errors what they are
+    what: the kind of the file for errors, since other files are read in the same way
 
     Raises:
-        InvalidValue: there is none, or it is not TOML
+        InvalidValue: the file does not exist, is too long, or is not TOML
         UnknownFormat: another version of Shoal has written it
     """
     try:
@@ -196,11 +196,12 @@ def load_job(path: Path, what: str = "job file") -> dict[str, Any]:
 
 
 def load_run_job(run: Path) -> dict[str, Any]:
-    """The values of the job of a run, by the run's folder.
+    """Return the values of a run's job, from the run's folder.
 
     Raises:
         DataMissing: it is not the folder of a run
         DataCorrupt: its job cannot be read
+        InvalidValue: its job is too long, or is not TOML
         UnknownFormat: another version of Shoal has written it
     """
     path = RunFolder(run).job
@@ -217,14 +218,15 @@ def continued(
     trust: bool = False,
     says: Callable[[str], object] = log.warning,
 ) -> dict[str, Any]:
-    """The values of a job that continues a run: those that are asked for, else that run's.
+    """Return the values of a job that continues a run: those asked for, else those of that run.
 
-    trust:  continue what another user has left, too
-    says:   is told what code is imported because that run has imported it
+    trust:  whether to continue a run that another user has left, too
+    says:   the function that is told which code is imported because that run has imported it
 
     Raises:
         NotTrusted: another user has left the run, or could have changed it
         DataMissing, DataCorrupt, UnknownFormat: as `load_run_job`
+        InvalidValue: as `load_run_job`, or another command has to continue the run
     """
     before = load_run_job(run)
     if before.get("application"):
@@ -240,7 +242,7 @@ def continued(
 
 
 def another_application(run: Path, job: Mapping[str, Any]) -> InvalidValue:
-    """The error for a run that another command has to continue, with its job's values."""
+    """Return the error for a run, with these values of its job, that another command continues."""
     whose = job.get("application", "")
     command = "shoal run" if whose == SCRIPT else f"shoal train {whose}".rstrip()
     how = f"{command} --resume {shlex.quote(str(run))}"
@@ -248,10 +250,10 @@ def another_application(run: Path, job: Mapping[str, Any]) -> InvalidValue:
 
 
 def inherited(before: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's values: those that are asked for, else those of the run that it continues.
+    """Return a job's values: those asked for, else those of the run that it continues.
 
-    Settings and options of the optimizer are asked for one by one. Another strategy or optimizer has
-    its own usual ones.
+    Settings and options of the optimizer are asked for one by one. Another strategy or optimizer
+    begins with its own defaults.
     """
     kept = {**before, "resume_at": -1}
     for name, its in OPTIONS_OF.items():
@@ -266,7 +268,7 @@ def inherited(before: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any
 
 
 def dump_job(job: msgspec.Struct, application: str = "", **more: Any) -> str:
-    """The resolved job as TOML; an application's says whose it is, and has more keys."""
+    """Return a job as TOML, with the name of its application, if it has one, and more keys."""
     import tomli_w
 
     whose = {"application": application} if application else {}
@@ -274,6 +276,6 @@ def dump_job(job: msgspec.Struct, application: str = "", **more: Any) -> str:
 
 
 def _readable(text: str) -> str:
-    """msgspec's "Expected `int` >= 1 - at `$.workers`", with the field in front."""
+    """Move the field in an error such as "Expected `int` >= 1 - at `$.workers`" to the front."""
     what, found, where = text.partition(" - at `$.")
     return f"{where.rstrip('`')}: {what[0].lower()}{what[1:]}" if found else text

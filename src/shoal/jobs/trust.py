@@ -1,8 +1,8 @@
-"""What a job's file, or a run's folder, has imported, and whether that was asked for.
+"""The code that a job's file or a run's folder imports, and whether its user has chosen it.
 
 A job file that is named is its caller's choice, as a script is. The job that a run's folder records
 is not: --resume names the folder only. So a run that another user has left, or could have changed,
-is continued only if it is trusted, and a job file of another user's may name no code.
+is continued only if it is trusted, and so is a job file of another user that names code.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from shoal.ownership import others_may_write, others_owner
 from shoal.storage.run_folder import RunFolder
 
 CODE = ("data", "model", "strategy")  # fields of a job that may be importable
-WORDS = ("imports", "script")  # fields that are code, of a script's run
-COMPARISON = "comparison.toml"  # in the folder of one, which is resumed as runs are
+WORDS = ("imports", "script")  # fields of the job of a script's run that are code
+COMPARISON = "comparison.toml"  # in a comparison's folder, which is resumed as runs are
 TRUST = "look at it, and add --trust (trust=True) if you trust whoever wrote it"
 
 
 def code_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """The code that a job's values have imported or run, by field.
+    """Return the code that a job's values import or run, by field.
 
     >>> code_of({"model": "nets:small", "data": "csv:wine.csv", "workers": 2})
     {'model': 'nets:small'}
@@ -38,13 +38,13 @@ def code_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def names_code(text: str) -> bool:
-    """Whether a model, data set or strategy is importable, not a name."""
+    """Return whether a model, data set or strategy is importable, not a name."""
     module, function, _ = text.partition(":")
     return bool(function) and module != "csv"
 
 
 def told(code: Mapping[str, str]) -> str:
-    """What is imported, in words."""
+    """Return a list of the code in words, for messages."""
     return ", ".join(f"{text} ({name})" for name, text in code.items()) or "nothing"
 
 
@@ -52,7 +52,7 @@ def check_job_file(path: Path, values: Mapping[str, Any], trust: bool) -> None:
     """Refuse a job file of another user that names code, unless it is trusted.
 
     Raises:
-        NotTrusted: it is not
+        NotTrusted: the file is not trusted
     """
     code = code_of(values)
     if code and not trust and (whose := others_owner(path)):
@@ -62,12 +62,12 @@ def check_job_file(path: Path, values: Mapping[str, Any], trust: bool) -> None:
 def check_run(run: Path, trust: bool, code: Mapping[str, str] | None = None) -> None:
     """Refuse to continue a run that another user has left, or could have changed.
 
-    code:  what its job has imported
+    code:  the code that the run's job has imported
 
     Raises:
-        NotTrusted: it is not trusted
+        NotTrusted: the run is not trusted
     """
-    if trust or not run.exists():  # what is not there is said elsewhere
+    if trust or not run.exists():  # a missing folder is reported elsewhere
         return
     for path, wrong in _of_others(run):
         imports = f", which would import {told(code)}" if code else ""
@@ -75,7 +75,7 @@ def check_run(run: Path, trust: bool, code: Mapping[str, str] | None = None) -> 
 
 
 def _of_others(run: Path) -> Iterator[tuple[Path, str]]:
-    """The files that a resumed run reads and that another user has written, or could have."""
+    """Yield each file of a run that another user has written, or could have, with the reason."""
     folder = RunFolder(run)
     read = [folder.job, folder.events, folder.checkpoints, *folder.checkpoints.rglob("*")]
     read.append(run / COMPARISON)

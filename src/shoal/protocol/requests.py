@@ -133,7 +133,7 @@ class NeighbourExchange(msgspec.Struct, frozen=True):
 
     Attributes:
         name: the name that tells exchanges of several models apart; the same on all workers.
-        graph: the graph that has the neighbours: "complete" (every other worker), or "ring" (the
+        graph: the graph of the neighbours: "complete" (every other worker), or "ring" (the
             workers of the next higher and lower rank).
         buffers: the values, copied at once; none are sent if it is empty.
         ordered: whether neighbours get and take all versions in order; otherwise the newest one, as

@@ -15,7 +15,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
         silence_s: the seconds without any answer from the scheduler until the member ends.
         farewell_s: the same if only `Finish` is unanswered and the scheduler's host has closed the
             connection, because a scheduler that has ended the run does not answer; and for a server
-            that was told to leave, whose rows nobody will move. Also the seconds that a server
+            that was told to leave, whose rows will not be moved. Also the seconds that a server
             waits for the scheduler to receive its confirmation of the end.
         recall_s: the seconds between heartbeats after the connection to the scheduler broke.
         thaw_s: the seconds without a message of the scheduler until a frozen server asks the others

@@ -1,4 +1,4 @@
-"""Clipping of gradients that are in part those of rows on servers."""
+"""Clipping of gradients, including those of rows on servers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def clip_grad_norm_(
         g <- g min(1, max_norm / (||g|| + 1e-6))
 
     Args:
-        modules: whose parameters and embedding rows have gradients.
+        modules: the modules whose parameters and embedding rows have gradients.
         max_norm: the largest norm, > 0.
-        norm_type: p of the p-norm; `math.inf` for the largest element.
-        error_if_nonfinite: refuse a norm that is a NaN or infinite.
+        norm_type: the p of the p-norm; `math.inf` for the largest element.
+        error_if_nonfinite: whether a norm that is a NaN or infinite is refused.
 
     Returns:
-        The norm before, a scalar.
+        The norm before the scaling, a scalar.
 
     Raises:
         NotFinite: the norm is a NaN or infinite, if `error_if_nonfinite`.

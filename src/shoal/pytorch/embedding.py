@@ -31,7 +31,7 @@ from shoal.tables.init import Init
 from shoal.tables.spec import Access, TableSpec
 
 PENDING_MOST = 1000
-PENDING_USUAL = 2  # more are said once: the push was forgotten, or gradients are added up
+PENDING_USUAL = 2  # then a warning comes, once: a push was forgotten, or gradients are added up
 DEFAULT_STD = 0.05
 PUSH_ROWS = 1 << 16  # in one request
 NOT_HERE = {  # options of torch's modules, and why not
@@ -49,31 +49,32 @@ class Embedding(torch.nn.Module):
 
     Calling the module maps ids of any shape S to a tensor (S, embedding_dim). A row is created when
     its id is first used, from `init` and the id alone, so that ids may be 64-bit hashes. The
-    gradient of a row is the sum over its uses in a batch. `shoal.Optimizer.step` sends it, or
-    `shoal.nn.push`.
+    gradient of a row is the sum over its uses in a batch. `shoal.Optimizer.step` or
+    `shoal.nn.push` sends it.
 
     Args:
-        num_embeddings: ids are in [0, num_embeddings); None for any 64-bit id.
-        embedding_dim: elements per row.
-        padding_idx: id whose row is zero and never trained.
-        table: name of the table; modules with the same name share its rows. Numbered by default,
-            so that all workers have to construct their modules in the same order.
-        access: access method of the rows; Access("adagrad", {"lr": 0.01}) by default.
-        init: initial rows; N(0, 0.05²) with the table name's CRC-32 as seed by default. torch's
+        num_embeddings: the bound of the ids, which are in [0, num_embeddings); None for any 64-bit
+            id.
+        embedding_dim: the number of elements per row.
+        padding_idx: the id whose row is zero and never trained.
+        table: the name of the table; modules with the same name share its rows. Numbered by
+            default, so that all workers have to construct their modules in the same order.
+        access: the access method of the rows; Access("adagrad", {"lr": 0.01}) by default.
+        init: the initial rows; N(0, 0.05²) with the table name's CRC-32 as seed by default. torch's
             default is N(0, 1), which AdaGrad's small steps take long to leave:
             `shoal.tables.Init.normal()`.
-        consistency: asp() by default.
-        merge: how the gradients of one round are merged: "mean" (weighted) or "sum".
-        dtype: torch.float32 or torch.float64.
-        max_rows: bound on the rows in the servers' memory; 0 for no bound.
-        evict: which row makes room for a new one: "lru", pushed least recently, or "lfu", pushed
+        consistency: the consistency of the table; asp() by default.
+        merge: the merge of the gradients of one round: "mean" (weighted) or "sum".
+        dtype: the dtype of the rows: torch.float32 or torch.float64.
+        max_rows: the bound on the rows in the servers' memory; 0 for no bound.
+        evict: the row that makes room for a new one: "lru", pushed least recently, or "lfu", pushed
             least frequently.
         context: the context of `shoal.init()` by default.
-        options: `sparse` is taken as torch has it: gradients are always sparse. torch's other
-            options are refused by name.
+        options: torch's other options. `sparse` is accepted: gradients are always sparse. The
+            others are refused by name if they are set.
 
     Attributes:
-        frozen: whether its rows are not trained (`from_pretrained`).
+        frozen: whether the rows are not trained (`from_pretrained`).
 
     Raises:
         InvalidValue: an argument out of its range; when called, an id out of range or no integer.
@@ -153,7 +154,7 @@ class Embedding(torch.nn.Module):
         return self._context.client
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The rows of integer ids of any shape S, as (S, embedding_dim)."""
+        """Return the rows of integer ids of any shape S, as (S, embedding_dim)."""
         lookup = self._look_up(ids)
         return functional.embedding(lookup.numbers, lookup.rows, lookup.padding)
 
@@ -161,12 +162,14 @@ class Embedding(torch.nn.Module):
     def from_pretrained(
         cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None, **options: Any
     ) -> Self:
-        """A module with these rows. All workers call it; the lowest rank's rows go to the servers.
+        """Make a module with these rows.
+
+        All workers call it; the rows of the worker of the lowest rank go to the servers.
 
         Args:
-            embeddings: (num_embeddings, embedding_dim) rows of ids from 0 on.
-            freeze: do not train them, as torch does by default.
-            padding_idx: id whose row is zero and never trained.
+            embeddings: the (num_embeddings, embedding_dim) rows of the ids from 0 on.
+            freeze: whether the rows are not trained, as in torch by default.
+            padding_idx: the id whose row is zero and never trained.
             options: the other arguments of the module.
 
         Raises:
@@ -275,10 +278,10 @@ Wanted = tuple[Embedding, Tensor]
 def prefetch(*wanted: Wanted) -> None:
     """Pull the rows of several modules' next lookups, in one message per server.
 
-    The next call of each module uses these rows if it is called with the same tensor object.
+    The next call of each module uses these rows if its ids are the same tensor object, unchanged.
 
     Args:
-        wanted: pairs (module, ids).
+        wanted: the pairs (module, ids).
 
     Raises:
         InvalidValue: an id out of range, or not an integer.
@@ -306,13 +309,14 @@ def push(
     tables that are bsp() or ssp() call it before `Optimizer.step`, which ends the clock.
 
     Args:
-        modules: modules that contain embeddings.
-        weight: weight of this worker's gradients in the round's mean, such as its batch size.
-        then: pairs (module, ids) of the next batch, whose rows come back in the same message, as
-            with `prefetch`; for asp() tables. The call waits for them.
+        modules: the modules that contain embeddings.
+        weight: the weight of this worker's gradients in the round's mean, such as its batch size.
+        then: the pairs (module, ids) of the next batch, whose rows come back in the same message,
+            as with `prefetch`; for asp() tables. The call waits for them.
 
     Returns:
-        A future, done when the push is applied; None where there was nothing to send.
+        A future, done when the push is applied or accepted for its round; None where there was
+        nothing to send.
 
     Raises:
         NotFinite: a gradient holds a NaN or an infinity; nothing was sent, and the gradients are
@@ -353,7 +357,7 @@ def _exchange(
     weight: float,
     client: Client,
 ) -> Future:
-    """Push and pull in one exchange; waits if it pulls."""
+    """Push and pull in one exchange, and wait if it pulls."""
     view = client.view
     lookups = [module._wanted(ids) for module, ids in wanted]
     pulls = [
@@ -383,6 +387,6 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def embeddings_of(modules: Iterable[torch.nn.Module]) -> list[Embedding]:
-    """The modules with rows on servers that are in these modules."""
+    """Return the embeddings in these modules, each once."""
     found = [part for each in modules for part in each.modules() if isinstance(part, Embedding)]
     return list(dict.fromkeys(found))

@@ -21,9 +21,9 @@ class EmbeddingBag(Embedding):
     Args:
         num_embeddings: as in `Embedding`.
         embedding_dim: as in `Embedding`.
-        padding_idx: id that bags leave out.
-        mode: "sum", "mean" or "max".
-        include_last_offset: the offsets have one element more, the number of ids.
+        padding_idx: the id that bags leave out.
+        mode: the reduction of a bag: "sum", "mean" or "max".
+        include_last_offset: whether the offsets have one more element, the number of ids.
         options: the other arguments of `Embedding`.
 
     Raises:
@@ -58,7 +58,7 @@ class EmbeddingBag(Embedding):
     def forward(
         self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        """The bags' sums, means or maxima, (bags, embedding_dim)."""
+        """Return the bags' sums, means or maxima, (bags, embedding_dim)."""
         lookup = self._look_up(ids)
         return functional.embedding_bag(
             lookup.numbers,

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from shoal.client.client import Client
 
 ALIGN = 16  # elements: every parameter starts at an address aligned for vector instructions
-NAMED_MOST = 1 << 12  # parameters of a buffer whose spans have names: every view has them
+NAMED_MOST = 1 << 12  # parameters of a buffer up to which spans have names: every view has them
 DTYPES = {getattr(torch, name): name for name in ITEM_SIZES if "float" in name}
-FROZEN = ".frozen"  # behind the names of buffers of parameters that are frozen at first
+FROZEN = ".frozen"  # ends the names of buffers whose parameters are frozen at first
 
 _BASE: Any = torch._C.TensorBase
 _Uninitialized: Any = nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
@@ -35,10 +35,10 @@ _LAYOUT: Callable[[Tensor], torch.layout] = _BASE.layout.__get__
 
 
 class Place(NamedTuple):
-    """Where a parameter is: `rows` of a flat buffer.
+    """The place of a parameter: `rows` of a flat buffer.
 
     Attributes:
-        number: its number among the buffer's parameters.
+        number: the parameter's number in its buffer.
         value, grad: the rows of the buffer and of its gradients, as the parameter is laid out.
     """
 
@@ -57,22 +57,22 @@ class FlatParams:
     group, such as "float32", and the group's number behind it for the others, such as "float32.1".
 
     Args:
-        parameters: parameters or, as torch.optim takes them, groups: dicts with the parameters
+        parameters: the parameters or, as torch.optim takes them, groups: dicts with the parameters
             under "params". They are flattened in this order; those without `requires_grad` and
             those without elements are left out.
-        frozen: take in those without `requires_grad` as well, in buffers of their own with names
-            such as "float32.frozen".
+        frozen: whether parameters without `requires_grad` are flattened as well, in separate
+            buffers with names such as "float32.frozen".
         names: the parameters' names, for error messages.
 
     Attributes:
-        values: by buffer, (n,) tensor whose pieces are the parameters' `.data`, each aligned to 16
-            elements, in the parameter's own order of dimensions.
-        grads: by buffer, (n,) tensor of the gradients in the same places.
-        wires: by buffer, `grads` with a few more elements, which travel along.
-        places: where each parameter is, in the order of the buffers.
-        groups: by buffer, the number of its parameter group.
-        spans: by buffer, where each parameter begins, and its name and shape.
-        absent: by buffer, the numbers of the parameters without a gradient; only of buffers that
+        values: the (n,) tensor of each buffer, whose pieces are the parameters' `.data`, each
+            aligned to 16 elements, in the parameter's own order of dimensions.
+        grads: the (n,) tensor of the gradients of each buffer, in the same places.
+        wires: the `grads` of each buffer with a few more elements, which travel along.
+        places: the place of each parameter, in the order of the buffers.
+        groups: the number of the parameter group of each buffer.
+        spans: the start of each parameter with its name and shape, by buffer.
+        absent: the numbers of the parameters without a gradient, by buffer; only for buffers that
             have some. `collect` sets it.
         idle: the buffers whose parameters are all frozen.
 
@@ -140,7 +140,7 @@ class FlatParams:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Elements by buffer."""
+        """The number of elements of each buffer."""
         return {buffer: len(values) for buffer, values in self.values.items()}
 
     def pull(self, client: Client, prefix: str = "params") -> None:
@@ -148,7 +148,8 @@ class FlatParams:
 
         Args:
             client: a connected client.
-            prefix: prefix of the tables' names; "/params" for the first group's from another group.
+            prefix: the prefix of the tables' names; "/params" for the first group's tables from
+                another group.
 
         Raises:
             InvalidValue: no such tables, or tables of another model.
@@ -169,7 +170,7 @@ class FlatParams:
             parameter.grad = None
 
     def collect(self) -> None:
-        """Copy every `.grad` into the flat buffers, and note in `absent` which have none."""
+        """Copy every `.grad` into the flat buffers; note in `absent` the parameters without one."""
         self._collect(range(len(self.places)))
 
     def _collect(self, numbers: Sequence[int], come: Collection[int] = ()) -> None:
@@ -188,7 +189,7 @@ class FlatParams:
                 self._note_absent({*there, *come})
 
     def _note_absent(self, there: set[int]) -> None:
-        """Note that only these places have a gradient; those of the others become zero."""
+        """Note that only these places have a gradient; the gradients of others become zero."""
         everywhere = {*range(len(self.places))}
         before = everywhere if self._stale is None else self._stale
         for number in before - there:
@@ -201,7 +202,7 @@ class FlatParams:
         self.absent = {buffer: tuple(numbers) for buffer, numbers in absent.items()}
 
     def attach_grads(self, absent: Mapping[str, Sequence[int]]) -> None:
-        """Make every `.grad` its place in the flat buffers; None of those that are `absent`."""
+        """Set every `.grad` to its place in the flat buffers, or to None if it is `absent`."""
         for parameter, gradient in zip(self.parameters, self._gradients, strict=True):
             parameter.grad = gradient
         for place in self.places if absent else ():
@@ -215,7 +216,7 @@ class FlatParams:
 def groups_of(
     parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]],
 ) -> list[Mapping[str, Any]]:
-    """The parameter groups, as torch.optim has them."""
+    """Return the parameter groups, as torch.optim has them."""
     given: list[Any] = list(parameters)
     if given and all(isinstance(each, Mapping) for each in given):
         return given
@@ -225,7 +226,7 @@ def groups_of(
 def named(
     groups: Sequence[Mapping[str, Any]], names: Mapping[nn.Parameter, str]
 ) -> dict[nn.Parameter, str]:
-    """The name of each parameter: as given, as its group says, or by its place."""
+    """Return the name of each parameter: as given, as its group says, or by its place."""
     found: dict[nn.Parameter, str] = {}
     for number, group in enumerate(groups):
         told = group.get("param_names") or ()
@@ -239,7 +240,7 @@ def check(parameter: nn.Parameter, name: str) -> None:
     """Refuse a parameter that cannot be a view of a flat buffer.
 
     Raises:
-        InvalidValue: it cannot.
+        InvalidValue: the parameter cannot.
     """
     if isinstance(parameter, _Uninitialized):
         raise InvalidValue(f"{name} is not initialized: pass a batch through the model first")
@@ -268,7 +269,7 @@ def check(parameter: nn.Parameter, name: str) -> None:
 
 
 def _strides(parameter: Tensor) -> tuple[int, ...]:
-    """The strides of a tensor of this order of dimensions, without gaps."""
+    """Return the strides of a tensor with this order of dimensions and no gaps."""
     return torch.empty_like(parameter, device="meta").stride()
 
 
@@ -280,7 +281,7 @@ def _told(parameter: nn.Parameter) -> str:
 def _buffers(
     groups: Sequence[Mapping[str, Any]], frozen: bool
 ) -> dict[str, tuple[int, list[nn.Parameter]]]:
-    """By buffer, the number of its group and its parameters."""
+    """Return the group number and the parameters of each buffer."""
     found: dict[str, tuple[int, list[nn.Parameter]]] = {}
     for number, group in enumerate(groups):
         for parameter in group["params"]:
@@ -302,7 +303,7 @@ def _is_empty(parameter: nn.Parameter) -> bool:
 
 
 def _memory(count: int, dtype: torch.dtype) -> np.ndarray:
-    """Zeroed memory that begins on a cache line; it is numpy's, so that torch cannot move it."""
+    """Return zeroed memory that begins on a cache line; numpy owns it, so torch cannot move it."""
     size = count * dtype.itemsize
     memory = np.zeros(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
@@ -316,7 +317,7 @@ def piece_of(
     shape: Sequence[int],
     strides: Sequence[int],
 ) -> Tensor:
-    """Some rows of memory as a tensor with a storage of its own."""
+    """Return some rows of memory as a tensor with a storage of its own."""
     data = memory[rows.start * dtype.itemsize : rows.stop * dtype.itemsize]
     return torch.from_numpy(data).view(dtype).as_strided(tuple(shape), tuple(strides))
 

@@ -15,8 +15,8 @@ class Lookup:
     Attributes:
         ids: the ids of the batch, of any shape.
         keys: (n,) uint64, the distinct ids without the padding.
-        numbers: for each id its index in `rows`, shaped as the ids.
-        rows: (n, dim), or (n + 1, dim) with the padding's zeros last; a leaf of the graph.
+        numbers: the index in `rows` of each id, shaped as the ids.
+        rows: the (n, dim) rows, or (n + 1, dim) with the padding's zeros last; a leaf of the graph.
         version: torch's version counter of the ids, which may be changed in place.
     """
 
@@ -46,5 +46,5 @@ class Lookup:
 
 
 def version_of(ids: Tensor) -> int:
-    """torch's count of writes to a tensor; inference tensors, which have none, do not change."""
+    """Return torch's count of writes to a tensor; 0 for inference tensors, which have none."""
     return 0 if ids.is_inference() else ids._version

@@ -18,7 +18,7 @@ class LossModel(FlatParams):
 
     Args:
         module: the module.
-        transform: applied to each batch before the module.
+        transform: the function applied to each batch before the module.
     """
 
     def __init__(
@@ -29,15 +29,15 @@ class LossModel(FlatParams):
         super().__init__(module.parameters())
         self.module = module
         self._transform = transform
-        self._large: dict[nn.Parameter, int] = {}  # their numbers
+        self._large: dict[nn.Parameter, int] = {}  # by parameter, its number
         self._small: list[int] = []
         self._come: set[int] = set()
         self._prepare()
 
     def _prepare(self) -> None:
-        """Have gradients of large parameters copied into the flat buffer when they are computed.
+        """Copy the gradients of large parameters to the flat buffer as soon as they are computed.
 
-        They are in the cache then, and their memory is free for the next one's.
+        A gradient is in the cache then, and its memory is free for the next one.
         """
         for number, parameter in enumerate(self.parameters):
             if parameter.numel() < LARGE:
@@ -54,7 +54,7 @@ class LossModel(FlatParams):
         self._come.add(number)
 
     def gradient(self, batch: tuple[Tensor, Tensor]) -> tuple[float, float]:
-        """Fill `grads` with the mean gradient of a batch (x, y); returns (loss, samples)."""
+        """Fill `grads` with the mean gradient of a batch (x, y); return (loss, samples)."""
         x, y = self._transform(*batch)
         self.drop_grads()
         self._come.clear()
@@ -64,7 +64,7 @@ class LossModel(FlatParams):
         return loss.item(), float(len(y))
 
     def evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
-        """(accuracy, mean loss) on transformed samples."""
+        """Return (accuracy, mean loss) on transformed samples."""
         was_training = self.module.training
         self.module.eval()
         with torch.no_grad():

@@ -40,28 +40,31 @@ class Optimizer(torch.optim.Optimizer):
 
     With strategies that take local steps ("diloco", "easgd", ...) the torch optimizer runs on each
     worker, on its own parameters, and every `tau` steps there is an exchange. After the last step
-    all workers call `flush`, so that what was trained since is not lost.
+    all workers call `flush`, so that the steps since the last exchange are not lost.
 
     Args:
-        inner: SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, NAdam, RAdam, Adamax, ASGD or Rprop of
-            torch.optim; where it runs on workers any optimizer but SparseAdam. What it has in its
-            state (on rank 0, where it runs on servers or with "allreduce") is where it goes on.
-        strategy: "sync" (BSP), "ssp", "asgd" (ASP), "allreduce", "diloco", "easgd", ...: those of
-            `shoal list strategies`; or a class of your own. None: `shoal run`'s, or "sync".
-        staleness, settings: bound of "ssp", in clocks, and settings of the strategy, by name, such
-            as {"tau": 50}. What is not given is that of `shoal run`, where the strategy is.
+        inner: the torch optimizer: SGD, Adagrad, RMSprop, Adadelta, Adam, AdamW, NAdam, RAdam,
+            Adamax, ASGD or Rprop of torch.optim; where it runs on workers, any optimizer but
+            SparseAdam. It goes on from its state (from rank 0's, where it runs on servers or with
+            "allreduce").
+        strategy: the strategy: a name of `shoal list strategies`, such as "sync" (BSP), "ssp",
+            "asgd" (ASP), "allreduce", "diloco" or "easgd"; or a class of your own. None for the
+            strategy of `shoal run`, or "sync".
+        staleness, settings: the bound of "ssp", in clocks, and the settings of the strategy, by
+            name, such as {"tau": 50}. Those not given are the ones of `shoal run`, if it names the
+            same strategy.
         embeddings: the modules whose embedding gradients `step` pushes; every `shoal.nn.Embedding`
             of the context by default.
-        module: the model. All workers begin with rank 0's buffers and untrained parameters as well
-            as its trained ones, and errors name parameters.
-        buffers: what `flush` does with the module's buffers, such as BatchNorm's: "rank0" replaces
-            them by rank 0's, "mean" averages those with floating-point numbers, "local" leaves each
-            worker its own.
+        module: the model. With it, all workers begin with the buffers and untrained parameters of
+            the worker of the lowest rank as well, and errors name parameters.
+        buffers: the treatment of the module's buffers, such as BatchNorm's, by `flush`: "rank0"
+            replaces them by those of the worker of the lowest rank, "mean" averages those with
+            floating-point numbers and replaces the others, "local" leaves each worker its own.
         clip_norm: the largest 2-norm of the gradient of all parameters, after it was averaged over
             the workers, as in scripts for DistributedDataParallel; with local steps, of a worker's
-            own gradient. Where servers average, no worker has the mean: it is refused with more
-            workers than one, and `shoal.clip_grad_norm_` clips before.
-        nonfinite: what happens to a gradient with a NaN or an infinity: "reject" refuses the step,
+            own gradient. Where servers average, no worker has the mean: with more than one worker,
+            `clip_norm` is refused; use `shoal.clip_grad_norm_` before `step`.
+        nonfinite: the treatment of a gradient with a NaN or an infinity: "reject" refuses the step,
             "zero" replaces the value by 0, "allow" does not check.
         context: the context of `shoal.init()` by default.
 
@@ -157,9 +160,9 @@ class Optimizer(torch.optim.Optimizer):
         """Push the gradients in `.grad` and of embeddings, then pull the updated parameters.
 
         Args:
-            closure: recomputes the loss and its gradients, as in torch.optim.
-            weight: weight of this worker's gradient in the round's mean, such as its batch size;
-                0 for a step without data.
+            closure: a function that recomputes the loss and its gradients, as in torch.optim.
+            weight: the weight of this worker's gradient in the round's mean, such as its batch
+                size; 0 for a step without data.
 
         Returns:
             The closure's loss; None without a closure.
@@ -169,7 +172,8 @@ class Optimizer(torch.optim.Optimizer):
                 was wrapped, and servers run it.
             UsageError: the parameters were written to since the last step, and servers have others;
                 or an optimizer that evaluates the loss, such as LBFGS, has no closure.
-            NotFinite: a gradient holds a NaN or an infinity.
+            NotFinite: a gradient holds a NaN or an infinity that `nonfinite` or the table of an
+                embedding refuses.
         """
         if self._steers:
             return self._steered(closure, weight)
@@ -185,7 +189,7 @@ class Optimizer(torch.optim.Optimizer):
             if self._clip_norm is not None and self._strategy.traits.uses_servers:
                 clip(self._model.parameters, self._clip_norm)
             self._model.collect()
-            if weight > 0 and not self._strategy.traits.uses_servers:  # or the client looks at it
+            if weight > 0 and not self._strategy.traits.uses_servers:  # else the client checks
                 self._model.check_finite(self._strategy.options.nonfinite)
         self._model.weight = weight
         self._strategy.rates = {
@@ -196,7 +200,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def _take_in(self) -> None:
-        """Take in what the loop has done to the parameters since the last step."""
+        """Hand the strategy the parameters that the loop has written to since the last step."""
         written = self._model.look()
         if written:
             client = self._context.client
@@ -218,14 +222,13 @@ class Optimizer(torch.optim.Optimizer):
         self._inner.step()
 
     def flush(self) -> None:
-        """Exchange what is left, and make the parameters and buffers of all workers the same.
+        """Exchange the remaining steps, and make parameters and buffers the same on all workers.
 
-        All workers call it, after their last step and before a model is evaluated or saved. A
-        worker whose data end first takes part in the others' steps here until all have come, where
-        there are no servers ("p2p", "allreduce", and `exchange` "allreduce"). Buffers of `module`
-        become the same as `buffers` says. With servers, a worker whose data end first has the
-        parameters of its last step. Without a call, what is left is exchanged when the run ends,
-        with a warning.
+        All workers call it, after their last step and before a model is evaluated or saved. Without
+        servers ("p2p", "allreduce", and `exchange` "allreduce"), a worker whose data end first
+        takes part in the others' steps here, until all have called it. With servers, such a worker
+        has the parameters of its last step. Buffers of `module` become the same as `buffers` says.
+        Without a call, the remaining steps are exchanged when the run ends, with a warning.
 
         Example:
             >>> import shoal, torch
@@ -241,11 +244,12 @@ class Optimizer(torch.optim.Optimizer):
         self._drive(self._shared.settle())
 
     def leave(self, optimizers: Sequence[Optimizer]) -> None:
-        """Exchange what is left, before this worker leaves the run; its context calls it.
+        """Exchange the remaining steps before this worker leaves the run; the context calls it.
 
         Args:
-            optimizers: all of this worker. Of several whose workers take each exchange together, no
-                worker knows which one the others will step next.
+            optimizers: the optimizers of this worker that are in use. If workers take the exchanges
+                of several together, this one cannot know which the others step next, and takes no
+                part in them.
         """
         if self._strategy.owes():
             warnings.warn(
@@ -259,9 +263,9 @@ class Optimizer(torch.optim.Optimizer):
             self._drive(self._shared.accompany())
 
     def _steered(self, closure: Callable[[], float] | None, weight: float) -> float:
-        """A step of an optimizer that evaluates the loss itself, such as LBFGS.
+        """Take a step of an optimizer that evaluates the loss itself, such as LBFGS.
 
-        Each evaluation is of the weighted mean over all workers, so that all decide alike.
+        Each evaluation gives the weighted mean over all workers, so that all decide alike.
         """
         if closure is None:
             raise UsageError(
@@ -281,10 +285,10 @@ class Optimizer(torch.optim.Optimizer):
         return found
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: tables have the size of the parameters that were wrapped.
+        """Refuse a parameter group: tables have the size of the parameters that were wrapped.
 
         Raises:
-            UsageError: always.
+            UsageError: always, once the optimizer is made.
         """
         if self._wrapped:
             raise UsageError(
@@ -297,15 +301,15 @@ class Optimizer(torch.optim.Optimizer):
         """Drop the gradients, as torch does, and those of embeddings that were not pushed.
 
         Args:
-            set_to_none: set `.grad` to None, so that a parameter without a new gradient is left
-                alone; otherwise to zeros, which are a gradient.
+            set_to_none: whether `.grad` becomes None, so that a parameter without a new gradient is
+                left alone; otherwise it becomes zeros, which are a gradient.
         """
         super().zero_grad(set_to_none)
         for each in self._embeddings():
             each.pending.clear()
 
     def _embeddings(self) -> list[Any]:
-        """The modules whose rows' gradients this optimizer pushes."""
+        """Return the embeddings whose gradients this optimizer pushes."""
         if self._owned is None:
             return list(self._context.embeddings)
         from shoal.pytorch.embedding import embeddings_of
@@ -320,16 +324,15 @@ class Optimizer(torch.optim.Optimizer):
             push(*sorted(waiting, key=lambda each: each.spec.name), weight=weight)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that the wrapped optimizer would have had alone, which torch can load.
+        """Return the state that the wrapped optimizer would have had alone, which torch can load.
 
-        One worker may call it, after `flush` where there are local steps. With "sync" and
-        "allreduce" it is of this worker's clock, as the model's parameters are. With "ssp" and
-        "asgd" each fragment of a table is of one moment; all are of one after a barrier.
+        One worker alone may call it, after `flush` where there are local steps. With "sync" and
+        "allreduce" the state is of this worker's clock, as the model's parameters are. With "ssp"
+        and "asgd" each fragment of a table is of one moment; all are of one after a barrier.
 
         Returns:
             The `state_dict` of the torch optimizer: its parameter groups, and for each parameter
-            its moments and number of steps. What servers keep in one count, such as the steps, is
-            the same for all parameters.
+            its moments and number of steps.
 
         Example:
             >>> import shoal, torch
@@ -354,18 +357,18 @@ class Optimizer(torch.optim.Optimizer):
             self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state: one that this class or torch has saved. All workers call it together.
+        """Load a state that this class or torch has saved.
 
-        The worker of the lowest rank writes its parameters, moments and number of steps; the others
-        get them into their models. So load the model's weights before the optimizer's state.
+        All workers call it together. The worker of the lowest rank writes its parameters, moments
+        and numbers of steps; the others get the parameters into their models. So load the model's
+        weights before the optimizer's state.
 
         Args:
-            state_dict: of the same class of optimizer with the same parameters.
+            state_dict: the state of an optimizer of the same class with the same parameters.
 
         Raises:
-            InvalidValue: it is of another optimizer; or servers run this one, and the state counts
-                different steps for some parameters or has other hyper-parameters (except the rate)
-                than they do. Nothing is changed.
+            InvalidValue: the state is of another optimizer; or servers run this one, and the state
+                has other hyper-parameters (except the rate) than they do. Nothing is changed.
             UsageError: another group trains these parameters, or the worker that writes was lost.
         """
         context = self._context

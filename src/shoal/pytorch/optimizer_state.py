@@ -32,11 +32,11 @@ def to_torch(
     accesses: Mapping[str, AccessMethod],
     states: Mapping[str, OptimizerState],
 ) -> dict[Tensor, Dict]:
-    """The state of each parameter, as `inner` would have it after as many steps."""
+    """Return the state of each parameter, as `inner` would have it after as many steps."""
     found: dict[Tensor, Dict] = {}
     for place in flat.places:
         state, scalars = states[place.buffer], accesses[place.buffer].scalars
-        updates = state.updates[place.number] if state.updates else 0  # or it has no slots
+        updates = state.updates[place.number] if state.updates else 0  # counted with slots only
         if not updates and not isinstance(inner, torch.optim.Adagrad):
             continue  # torch makes most states in the first step
         of_one: Dict = {}
@@ -55,7 +55,7 @@ def to_torch(
 def from_torch_state(
     inner: torch.optim.Optimizer, flat: FlatParams, accesses: Mapping[str, AccessMethod]
 ) -> dict[str, OptimizerState]:
-    """The state of the flat parameters, by buffer, from what `inner` holds for each parameter.
+    """Return the state of the flat parameters, by buffer, from `inner`'s state of each parameter.
 
     A parameter without a state, which torch has never updated, has had no update.
 
@@ -88,7 +88,7 @@ def from_torch_state(
 
 
 def loaded(inner: torch.optim.Optimizer, state_dict: Dict) -> torch.optim.Optimizer:
-    """A copy of `inner` with another state, which shares its parameters. `inner` does not change.
+    """Return a copy of `inner` that has another state and the same parameters.
 
     Raises:
         InvalidValue: it is not a state of such an optimizer.
@@ -133,7 +133,7 @@ class StateOnServers:
         self._accesses = accesses
 
     def begin(self, rank: int, clock: int) -> Program:
-        """Begin the strategy; on rank 0 with the state that `inner` has."""
+        """Begin the strategy, on rank 0 with the state of `inner`."""
         states = self._states_of(self._inner)
         if not any(any(state.updates) for state in states.values()):
             states = {}
@@ -150,7 +150,7 @@ class StateOnServers:
         self._states_of(other)
 
     def write(self, other: torch.optim.Optimizer, writes: bool) -> Program:
-        """Replace parameters and state by those of the worker that `writes`: of `other`."""
+        """Spread the parameters, and the state of `other`, of the worker that `writes`."""
         states = self._states_of(other) if writes else {}
         yield from self._strategy.write_state(self._flat, states, writes)
 
@@ -159,10 +159,10 @@ class StateOnServers:
 
 
 class StateOnWorkers:
-    """The state of an optimizer that runs on every worker: `inner`'s own.
+    """The state of an optimizer that runs on every worker, which is the state of `inner`.
 
     Args:
-        one_for_all: whether it is the same on all workers, as their parameters are.
+        one_for_all: whether the state is the same on all workers, as their parameters are.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class StateOnWorkers:
         self._one_for_all = one_for_all
 
     def begin(self, rank: int, clock: int) -> Program:
-        """Begin the strategy; with the state that rank 0 has, if all have the same."""
+        """Begin the strategy, with the state of rank 0 if it is the same on all workers."""
         yield from self._strategy.begin(self._flat, rank, clock)
         if self._one_for_all:
             yield from self._spread(self._inner, rank == 0)
@@ -189,10 +189,13 @@ class StateOnWorkers:
         return self._inner.state
 
     def check(self, other: torch.optim.Optimizer) -> None:
-        """Any state will do."""
+        """Accept any state."""
 
     def write(self, other: torch.optim.Optimizer, writes: bool) -> Program:
-        """Replace parameters and state by those of the worker that `writes`: of `other`."""
+        """Spread the parameters of the worker that `writes`, and take the state of `other`.
+
+        If the state is the same on all workers, all take the one of the worker that `writes`.
+        """
         yield from self._strategy.spread(self._flat, writes)
         if self._one_for_all:
             yield from self._spread(other, writes)
@@ -211,7 +214,14 @@ def state_of(
     strategy: Strategy,
     accesses: Mapping[str, Access],
 ) -> StateOnServers | StateOnWorkers:
-    """Where the state of an optimizer is, by the strategy; `accesses`: by buffer, of servers."""
+    """Return the state of an optimizer, which is on workers or servers as the strategy says.
+
+    Args:
+        accesses: the access method of each buffer, if it is on servers.
+
+    Raises:
+        UsageError: the strategy has its optimizer on servers, and cannot read or write the state.
+    """
     if strategy.traits.optimizer_on_workers:
         return StateOnWorkers(inner, flat, strategy, one_for_all=strategy.traits.sends_gradients)
     if not isinstance(strategy, StateInTables):

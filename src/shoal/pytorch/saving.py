@@ -21,16 +21,16 @@ from shoal.storage.files import damaged, make_folder
 from shoal.storage.verified import read_told, read_verified, write_verified
 
 MODEL = "model.safetensors"
-EMBEDDINGS = "embeddings"  # in its metadata
+EMBEDDINGS = "embeddings"  # the key in the metadata of that file
 
 
 class SavedRows(msgspec.Struct, frozen=True):
     """The files of one embedding.
 
     Attributes:
-        dim: elements of a row.
-        rows: number of rows in all files.
-        files: their names in the folder.
+        dim: the number of elements of a row.
+        rows: the number of rows in all files.
+        files: the names of the files in the folder.
     """
 
     dim: int
@@ -42,16 +42,16 @@ Found = dict[str, SavedRows]  # by the module's name in the model
 
 
 def save(model: torch.nn.Module, folder: str | Path) -> Path:
-    """Save all of a model, also the rows of each `shoal.nn.Embedding`. One worker calls it.
+    """Save all of a model, including the rows of each `shoal.nn.Embedding`.
 
-    Rows are those that were ever used; all others begin at their initial values again. Pieces are
-    pulled while other workers go on: call it after a barrier for rows of one moment. The rows'
-    optimizer state is not saved; that is in checkpoints (`--checkpoint-every`).
+    One worker calls it. It saves the rows that the servers have; all others begin at their initial
+    values again. Pieces are pulled while other workers go on: call it after a barrier for rows of
+    one moment. The rows' optimizer state is not saved; it is in checkpoints (`--checkpoint-every`).
 
     Args:
         model: a module with or without embeddings.
-        folder: where to; it is made if it does not exist. What is there of another model is
-            replaced, and lost if the writing stops half-way: keep several in folders of their own.
+        folder: the folder to write to; it is made if it does not exist. A model that it has is
+            replaced, and lost if the writing stops half-way: keep several in separate folders.
 
     Returns:
         The folder.
@@ -88,20 +88,21 @@ def save(model: torch.nn.Module, folder: str | Path) -> Path:
 
 
 def load(model: torch.nn.Module, folder: str | Path) -> None:
-    """Load what `save` has saved. All workers of the run call it; it may be another run.
+    """Load a model that `save` has saved, in this run or in another one.
 
-    Parameters and buffers are loaded on every worker; the worker of the lowest rank writes the rows
-    to the servers, past their optimizers, and the others wait. Load before `shoal.Optimizer` wraps
-    the model, or before its `load_state_dict`.
+    All workers of the run call it. Parameters and buffers are loaded on every worker; the worker of
+    the lowest rank writes the rows to the servers, past their optimizers, and the others wait. Load
+    before `shoal.Optimizer` wraps the model, or before its `load_state_dict`.
 
     Args:
         model: a module of the same structure, whose embeddings may be in other tables.
-        folder: of `save`.
+        folder: the folder that `save` has written.
 
     Raises:
         DataMissing: the folder has no model.
         DataCorrupt: a file is not as it was written.
-        InvalidValue: it is another model. Nothing is changed.
+        InvalidValue: it is another model. No rows are changed; parameters and buffers that fit may
+            be, unless the embeddings differ.
 
     Example:
         >>> import shoal, tempfile, torch
@@ -140,7 +141,7 @@ def load(model: torch.nn.Module, folder: str | Path) -> None:
 
 
 def _embeddings(model: torch.nn.Module) -> dict[str, Embedding]:
-    """By name in the model; "rows" for the model itself."""
+    """Return the embeddings by their name in the model; "rows" for the model itself."""
     return {
         name or "rows": module
         for name, module in model.named_modules()
@@ -171,7 +172,7 @@ def _push_rows(module: Embedding, path: Path) -> None:
 
 
 def _files_of(folder: Path) -> set[str]:
-    """The files of rows that a folder's model has, if it has one."""
+    """Return the names of the row files of the model in a folder; none if it has no such model."""
     try:
         return {file for each in _told(folder).values() for file in each.files}
     except (DataMissing, DataCorrupt, UnknownFormat):
@@ -179,7 +180,7 @@ def _files_of(folder: Path) -> set[str]:
 
 
 def _told(folder: Path) -> Found:
-    """What a folder's model has of embeddings."""
+    """Return the embeddings of the model in a folder, from the metadata of its file."""
     path = folder / MODEL
     if not path.exists():
         raise DataMissing(f"{folder} has no model that shoal.save has finished")

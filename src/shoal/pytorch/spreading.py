@@ -1,7 +1,7 @@
-"""Spreading: one worker's tensors, numbers and lists of them, such as an optimizer's state, to all.
+"""Spreading: sends one worker's tensors, numbers and lists, such as an optimizer's state, to all.
 
-Two allreduces to which the others add zeros: the number of bytes, then the bytes. They hold a
-safetensors file of the tensors and, as its metadata, where each of them is. Nothing is unpickled.
+Two allreduces, to which the others add zeros, carry the number of bytes and then the bytes. These
+are a safetensors file of the tensors, whose metadata says where each is. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def spread(value: Any, writes: bool) -> Generator[Any, Any, Any]:
     """Return a copy of the value of the worker that `writes`; all workers take part.
 
     Raises:
-        InvalidValue: something in it is neither a tensor nor a plain value, list, tuple or dict.
+        InvalidValue: a part of the value is no tensor, plain value, list, tuple or dict.
     """
     data = packed(value) if writes else b""
     size = torch.tensor([len(data)], dtype=torch.int64)
@@ -38,14 +38,14 @@ def spread(value: Any, writes: bool) -> Generator[Any, Any, Any]:
 
 
 def packed(value: Any) -> bytes:
-    """A value as bytes."""
+    """Return a value as bytes."""
     tensors: dict[str, Tensor] = {"": torch.zeros(0)}  # a file has one at least
     shape = msgspec.json.encode(_without_tensors(value, tensors)).decode()
     return save(tensors, {"shape": shape})
 
 
 def unpacked(data: bytes) -> Any:
-    """The value of which these are the bytes."""
+    """Return the value that `packed` has turned into these bytes."""
     length = int.from_bytes(data[:8], "little")  # of the header, which comes first
     told = msgspec.json.decode(data[8 : 8 + length])["__metadata__"]
     return _with_tensors(msgspec.json.decode(told["shape"]), load(data))

@@ -21,7 +21,7 @@ class TableState:
     Shoal's own checkpoints (`--checkpoint-every`).
 
     Args:
-        tables: names of dense tables.
+        tables: the names of dense tables.
         client: the client of `shoal.init()` by default.
 
     Raises:
@@ -57,15 +57,17 @@ class TableState:
         """Pull every table.
 
         Returns:
-            By table, its rows, (rows, *row_shape).
+            The rows of each table, (rows, *row_shape), by its name.
         """
         return {name: self._client.blocking.pull(name) for name in self._tables}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Set the rows. All workers call it; the lowest rank writes, and all wait until it has.
+        """Set the rows of every table.
+
+        All workers call it; the worker of the lowest rank writes, and all wait until it has.
 
         Args:
-            state_dict: by table, its rows, (rows, *row_shape).
+            state_dict: the rows of each table, (rows, *row_shape), by its name.
 
         Raises:
             InvalidValue: rows of another shape or dtype.

@@ -1,7 +1,7 @@
 """Worker state in checkpoints: random generators, the module's buffers, and the strategy's state.
 
-Each worker writes a file beside a checkpoint's rows when it reaches the checkpoint's clock. With it
-a resumed run draws the random numbers that the first run would have drawn, such as dropout's, and
+Each worker writes a file next to a checkpoint's rows when it reaches its clock. With this file a
+resumed run draws the random numbers that the first run would have drawn, such as dropout's, and
 an optimizer that runs on the worker goes on as it would have. Without servers these files are the
 checkpoint, and have the module's parameters as well.
 """
@@ -43,15 +43,15 @@ class WorkerStates:
 
     Args:
         folder: the folder of checkpoints.
-        rank: the worker's.
+        rank: the rank of the worker.
         markers: the clocks that have a checkpoint.
-        offset: clock of the checkpoint from which the run was resumed.
+        offset: the clock of the checkpoint from which the run was resumed.
         alone: whether the workers make a checkpoint by themselves, without servers.
-        keep: number of such checkpoints to keep, the last ones; 0: all.
+        keep: the number of such checkpoints to keep, the latest ones; 0 for all.
         run: the run's name.
 
     Attributes:
-        step: the worker's number of steps at the checkpoint that it has taken up; -1 if unknown.
+        step: the worker's number of steps at the restored checkpoint; -1 if unknown.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class WorkerStates:
         self._offset = offset
         self._alone = alone
         self._keep = keep
-        self._clock = -1  # that was reached last
+        self._clock = -1  # the clock reached last
         self.step = -1
 
     def reached(
@@ -82,10 +82,10 @@ class WorkerStates:
         state: Callable[[], State] = dict,
         step: int = -1,
     ) -> None:
-        """Write the state when a clock of this run is reached, or passed, that has a checkpoint.
+        """Write the state when the worker reaches, or passes, a clock that has a checkpoint.
 
         Args:
-            state: returns the strategy's.
+            state: the function that returns the strategy's state.
             step: the worker's number of steps so far, with those of the run that it continues.
         """
         self._markers.adopt(view)
@@ -100,9 +100,9 @@ class WorkerStates:
                 Checkpoints(self._folder).keep(self._keep)
 
     def take_up(self, clock: int, module: nn.Module) -> State | None:
-        """Restore the state at a checkpoint; returns the strategy's, or None if there is none.
+        """Restore the state at a checkpoint; return the strategy's, or None if there is no file.
 
-        Without servers, a worker that the checkpoint does not have takes another's parameters.
+        Without servers, a worker without a file takes the parameters of another worker.
 
         Raises:
             DataCorrupt: the file is damaged, or of another module.
@@ -146,7 +146,7 @@ def _restore(
 
 
 def ranks_of(view: View) -> tuple[int, ...]:
-    """The ranks of the first group's workers that are left, in order."""
+    """Return the ranks of the first group's workers in a view, in order."""
     return tuple(sorted(member.rank for member in view.group("")))
 
 
@@ -166,8 +166,10 @@ def write_state(
     Args:
         step: the worker's number of steps so far.
         origin: the run, the clock and the view.
-        ranks: of the workers that make a checkpoint by themselves: it has the parameters as well.
-        ended: whether its work is done: it belongs to a checkpoint of that clock or a later one.
+        ranks: the ranks of the workers that make a checkpoint by themselves, with the parameters;
+            none with servers.
+        ended: whether the worker's work is done, so that the file belongs to a checkpoint of that
+            clock or of a later one.
     """
     tensors, python = _random_state()
     told = {"python": python, _STEP: str(step), **origin.told(), **({ENDED: "1"} if ended else {})}
@@ -201,13 +203,13 @@ def _nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         into = state
         for each in folders:
             into = into.setdefault(each, {})
-        if name:  # or the state is empty
+        if name:  # an empty name marks an empty state
             into[name] = tensor
     return state
 
 
 def _random_state() -> tuple[dict[str, Tensor], str]:
-    """The state of torch's, numpy's and Python's own generators; the last as JSON."""
+    """Return the state of torch's, numpy's and Python's own generators; the last as JSON."""
     _, keys, position, has_normal, normal = np.random.get_state(legacy=True)
     tensors = {
         "torch": torch.get_rng_state(),

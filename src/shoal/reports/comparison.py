@@ -24,7 +24,7 @@ from shoal.storage.comparison_folder import ComparisonFolder
 
 THRESHOLD_STEP = 0.005  # thresholds are multiples of it
 SAMPLES_ALIKE = 0.02  # share by which runs' samples may differ: the last batches of epochs
-ROUNDING = 1e-6  # of a multiple that was reached exactly
+ROUNDING = 1e-6  # so that a multiple that was reached exactly counts
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class CellRuns:
 
     Attributes:
         name: the strategy, and the values that differ between cells.
-        values: by axis.
-        runs: by seed, those that have ended.
+        values: the values of the cell, by axis.
+        runs: the runs that have ended, by seed.
 
     Example:
         >>> CellRuns("ssp staleness=2", {"strategy": "ssp", "staleness": 2}, {}).curves
@@ -47,18 +47,18 @@ class CellRuns:
 
     @cached_property
     def curves(self) -> dict[int, Curves]:
-        """By seed, the learning curves of its run."""
+        """The learning curves of the runs, by seed."""
         return {seed: curves_of(run.events) for seed, run in self.runs.items()}
 
 
 @dataclass(frozen=True)
 class ComparedRuns:
-    """Records of a comparison, as `load_comparison` reads them.
+    """The records of a comparison, as `load_comparison` reads them.
 
     Attributes:
         path: the comparison's folder.
         comparison: the job, the axes along which it varies, and the seeds.
-        cells: in the order of the axes, also those without a run that has ended.
+        cells: the cells in the order of the axes, also those without a run that has ended.
 
     Example:
         >>> ComparedRuns(Path("shoal-runs/compare"), Comparison(), [])
@@ -75,21 +75,21 @@ class ComparedRuns:
         return f"ComparedRuns({str(self.path)!r}, {ended} of {whole} runs)"
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each cell with runs: means over its seeds, with their standard deviations.
+        """Return a row for each cell with runs: means over seeds, with their standard deviations.
 
         Columns: cell; the axes; runs; accuracy, loss (on test data, of the final parameters),
         seconds (of training), bytes (through the workers' links), idle (share of the workers' time)
         and staleness (clocks, mean over steps), each with a column NAME_sd, which is None for one
-        run, and both are None where a run has no finite value; and time_to, the mean seconds until
-        the accuracy was `threshold`, the highest multiple of 0.005 that all runs have reached. A
-        figure that no run has is None. Runs of scripts have `logged`, by name: count, first, last,
-        least and greatest.
+        run, and both are None where a value is not finite; threshold, the highest multiple of 0.005
+        that the accuracy of all runs has reached; time_to, the mean seconds until then; and
+        run_dirs, the folders of the runs. A figure that no run has is None. Runs of scripts have
+        `logged`, by name: count, first, last, least and greatest.
         """
         threshold = self.threshold()
         return [_row(cell, threshold) for cell in self.cells if cell.runs]
 
     def threshold(self) -> float:
-        """The accuracy that all runs have reached."""
+        """Return the highest multiple of 0.005 that the accuracy of all runs has reached."""
         best = [
             max((point.value for point in curves.accuracy), default=0.0)
             for cell in self.cells
@@ -99,7 +99,10 @@ class ComparedRuns:
         return round(steps * THRESHOLD_STEP, 3)
 
     def unlike_samples(self) -> str:
-        """Which cells' first runs have trained on unlike numbers of samples; empty if none."""
+        """Return a sentence on cells that trained on unlike numbers of samples; "" if none did.
+
+        The first run of each cell counts.
+        """
         trained = {
             cell.name: sum(sum(steps["samples"]) for steps in run.steps.values())
             for cell in self.cells
@@ -114,7 +117,7 @@ class ComparedRuns:
         )
 
     def unlike_weights(self) -> list[str]:
-        """Where runs of one seed and model have begun with unlike weights: the differences."""
+        """Return the differences where runs of one seed and model began with unlike weights."""
         seen: dict[tuple[int, str], tuple[str, str]] = {}  # by seed and what makes the weights
         found = []
         for cell in self.cells:
@@ -133,7 +136,7 @@ def load_comparison(path: str | Path) -> ComparedRuns:
         path: the comparison's folder, such as shoal-runs/compare-mnist-20260101-120000.
 
     Returns:
-        Its cells, with the runs that have ended.
+        The comparison: its cells, with the runs that have ended.
 
     Raises:
         DataMissing: there is no comparison in that folder.
@@ -155,11 +158,11 @@ def load_comparison(path: str | Path) -> ComparedRuns:
 
 
 def read_comparison(folder: ComparisonFolder) -> Comparison:
-    """A comparison, as its folder has it.
+    """Return a comparison, as its folder has it.
 
     Raises:
-        DataMissing: there is none.
-        DataCorrupt: it cannot be read.
+        DataMissing: there is no comparison.
+        DataCorrupt: the comparison cannot be read.
     """
     if not folder.comparison.is_file():
         raise DataMissing(
@@ -195,7 +198,7 @@ def _row(cell: CellRuns, threshold: float) -> dict[str, Any]:
 
 
 def time_to(curves: Curves, threshold: float) -> float:
-    """Seconds of training until a run's accuracy was a threshold; all if it never was."""
+    """Return the seconds of training until the accuracy was a threshold; all if it never was."""
     return next((p.seconds for p in curves.accuracy if p.value >= threshold), curves.seconds)
 
 

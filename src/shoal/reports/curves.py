@@ -17,12 +17,12 @@ Steps = Sequence[tuple["Point", float]]  # a point for each step, with its sampl
 
 @dataclass(frozen=True)
 class Point:
-    """A figure of a run, and when it had it.
+    """A figure of a run, and the time when the run had it.
 
     Attributes:
-        step: of the worker that it is of.
-        seconds: of training: evaluations are left out.
-        bytes: that have gone through the links of all workers.
+        step: the step of the figure's worker.
+        seconds: the seconds of training, without evaluations.
+        bytes: the bytes that have gone through the links of all workers.
         value: the figure.
 
     Example:
@@ -38,7 +38,7 @@ class Point:
 
 @dataclass
 class _Worker:
-    """How far a worker has come, as its events say."""
+    """The progress of a worker, as its events say."""
 
     began: float = 0.0
     evaluating_s: float = 0.0
@@ -48,7 +48,7 @@ class _Worker:
     before: tuple[int, float] = (0, 0.0)  # bytes and idle time of a process that this one replaces
 
     def begin(self, t: float) -> None:
-        """Begin; in the place of a process that has died, go on from where it was."""
+        """Begin, or go on from where the process was that this one replaces."""
         self.began, self.evaluating_s = t - self.seconds, 0.0
         self.before = self.bytes, self.idle_s
 
@@ -56,7 +56,7 @@ class _Worker:
         return t - self.began - self.evaluating_s
 
     def come_to(self, seconds: float, event: Mapping[str, Any]) -> None:
-        """Take over the figures of an event."""
+        """Record the figures of an event."""
         self.seconds = seconds
         bytes_before, idle_before = self.before
         moved = event.get("bytes_sent", 0) + event.get("bytes_received", 0)
@@ -65,21 +65,22 @@ class _Worker:
 
 @dataclass(frozen=True)
 class Curves:
-    """What a run's events say of its progress.
+    """The progress of a run, as its events say.
 
     Attributes:
-        loss: training loss, of all workers: means over equal numbers of samples, in the order of
+        loss: the training loss of all workers: means over equal numbers of samples, in the order of
             the seconds.
         loss_by_step: the same against steps: means over steps of like number, of all workers.
-        accuracy: test accuracy, of the worker of lowest rank, the last with the final parameters.
-        test_loss: the same of the loss on test data.
-        idle: by rank, the share of a worker's time that it has waited.
-        staleness: how many steps were so many clocks behind.
-        seconds: of training, until the last worker had its final parameters.
-        bytes: that have gone through the links of all workers.
-        weights: digest of the initial weights; "" if the run has none.
-        logged: by name, what a script has recorded with `shoal.log`, of all workers; seconds are
-            those of the run, and bytes 0.
+        accuracy: the test accuracy of the worker of the lowest rank, the last with the final
+            parameters.
+        test_loss: the loss of this worker on test data, likewise.
+        idle: the share of its time that each worker has waited, by rank.
+        staleness: the number of steps, by the number of clocks that they were behind.
+        seconds: the seconds of training, until the last worker had its final parameters.
+        bytes: the bytes that have gone through the links of all workers.
+        weights: the digest of the initial weights; "" if the run has none.
+        logged: the figures that a script has recorded with `shoal.log`, of all workers, by name;
+            seconds are those of the run, and bytes 0.
 
     Example:
         >>> found = shoal.reports.load_comparison("shoal-runs/compare-mnist")  # doctest: +SKIP
@@ -100,7 +101,7 @@ class Curves:
 
 
 def curves_of(events: Iterable[Mapping[str, Any]]) -> Curves:
-    """The learning curves of a run."""
+    """Return the learning curves of a run."""
     workers: dict[int, _Worker] = {}
     weights: dict[int, str] = {}
     staleness: Counter[int] = Counter()
@@ -164,9 +165,10 @@ def _at(
 
 
 def _over_time(steps: Steps) -> list[Point]:
-    """At most POINTS means over about as many samples, each at their mean step and last time.
+    """Return at most POINTS means over about equal numbers of samples.
 
-    Workers are at unlike steps at a time, so that these steps may go back.
+    Each is at the mean step and the last time of its samples. Workers are at unlike steps at a
+    time, so that these steps may go back.
     """
     whole = sum(samples for _, samples in steps)
     means: list[Point] = []
@@ -182,7 +184,7 @@ def _over_time(steps: Steps) -> list[Point]:
 
 
 def _by_step(steps: Steps) -> list[Point]:
-    """At most POINTS means, each over as many consecutive numbers of steps of all workers."""
+    """Return at most POINTS means, each over equally many consecutive steps of all workers."""
     if not steps:
         return []
     first = min(point.step for point, _ in steps)
@@ -195,7 +197,7 @@ def _by_step(steps: Steps) -> list[Point]:
 
 
 def _mean(group: Steps) -> list[Point]:
-    """The mean of some steps, weighted by their samples; none of steps without any."""
+    """Return the mean of some steps, weighted by their samples; none if they have no samples."""
     weight = sum(samples for _, samples in group)
     if not weight:
         return []

@@ -29,19 +29,20 @@ THRESHOLDS = (0.5, 0.8, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99)
 
 @dataclass(frozen=True)
 class Run:
-    """Records of a run, as `load_run` reads them.
+    """The records of a run, as `load_run` reads them.
 
     Attributes:
         path: the run's folder.
         summary: the figures of `summary.json`; empty for a run that has not ended.
-        steps: by rank, a table of columns t (seconds), epoch, step, loss, samples, staleness,
-            and, so far, idle_s (seconds that the worker has waited), bytes_sent, bytes_received.
-        evals: by rank, a table of columns t (seconds), epoch, step, accuracy, loss, seconds (that
-            the evaluation took).
+        steps: the steps by rank: a table of columns t (seconds), epoch, step, loss, samples,
+            staleness, and, so far, idle_s (seconds that the worker has waited), bytes_sent,
+            bytes_received.
+        evals: the evaluations by rank: a table of columns t (seconds), epoch, step, accuracy, loss,
+            seconds (that the evaluation took).
         events: every event, in the order of writing.
-        logged: by rank, what a script has recorded with `shoal.log`: a table of columns t, step and
-            each name, with a row for each call, None where it has no such name and nan where the
-            number was not finite. Names of a worker group are GROUP/NAME.
+        logged: the figures that a script has recorded with `shoal.log`, by rank: a table of columns
+            t, step and each name, with a row for each call, None where it has no such name and nan
+            where the number was not finite. Names of a worker group are GROUP/NAME.
 
     Example:
         >>> Run(Path("shoal-runs/demo"), {"accuracy": 0.98}, {0: {}}, {}, [])
@@ -68,7 +69,7 @@ def load_run(path: str | Path) -> Run:
         path: the run's folder, such as shoal-runs/demo-20260101-120000.
 
     Returns:
-        The run's summary, steps, evaluations, events and what its script has logged.
+        The run's summary, steps, evaluations, events and logged figures.
 
     Raises:
         DataMissing: there is no run in that folder.
@@ -94,15 +95,17 @@ def load_run(path: str | Path) -> Run:
 
 
 def read_events(path: Path, torn: bool = False) -> Iterator[dict[str, Any]]:
-    """The events in a log. A last line without its end is being written, and left out.
+    """Yield the events in a log.
+
+    A last line without its end is still being written, and is left out.
 
     Args:
         path: the log.
-        torn: leave lines out that are no events, as a full disk makes them.
+        torn: whether lines that are no events, as a full disk makes them, are left out.
 
     Raises:
-        UnknownFormat: another version of Shoal has written it
-        DataMissing: there is none
+        UnknownFormat: another version of Shoal has written the log
+        DataMissing: there is no log
         DataCorrupt: a line is no event, or too long for one (`streams.LINE_BYTES_MAX`), or the file
             cannot be read
     """
@@ -135,9 +138,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def write_tables(folder: RunFolder, events: list[dict[str, Any]] | None = None) -> None:
-    """Each worker's train.csv, eval.csv and logged.csv, where it has such events.
+    """Write each worker's train.csv, eval.csv and logged.csv, where it has such events.
 
-    events:  those of the run, where they are read already
+    events:  the events of the run, if they are read already
     """
     events = list(read_events(folder.events, torn=True)) if events is None else events
     tables = {
@@ -154,7 +157,10 @@ def write_tables(folder: RunFolder, events: list[dict[str, Any]] | None = None) 
 
 
 def time_to(events: list[dict[str, Any]]) -> dict[str, float]:
-    """For each accuracy threshold that was reached: seconds from the start to its evaluation."""
+    """Return the seconds from the start to the first evaluation at each threshold of accuracy.
+
+    Thresholds that were not reached are left out.
+    """
     reached: dict[str, float] = {}
     for event in events:
         if event["kind"] == "eval":

@@ -29,7 +29,7 @@ Row = dict[str, Any]  # column -> value
 
 
 def write_csv(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Write a CSV file for each figure, NAME.csv, with all of its points.
+    """Write a CSV file for each figure, NAME.csv, with all of its points; return the paths.
 
     Raises:
         InvalidValue: a file cannot be written
@@ -46,8 +46,9 @@ def write_csv(figures: Sequence[Figure], folder: Path) -> list[Path]:
 
 
 def write_svg(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Write an SVG file for each figure: NAME.svg; of a learning curve one for each x axis,
-    NAME-step.svg, NAME-seconds.svg and NAME-bytes.svg.
+    """Write an SVG file for each figure, NAME.svg, and return the paths.
+
+    A learning curve has a file for each x axis: NAME-step.svg, NAME-seconds.svg, NAME-bytes.svg.
 
     Raises:
         PackageMissing: matplotlib is not installed
@@ -73,14 +74,14 @@ def _written(texts: dict[str, str], folder: Path) -> list[Path]:
 
 
 def _axes_of(figure: Figure) -> list[str]:
-    """The x axes of a learning curve; none of other figures."""
+    """Return the x axes of a learning curve; none for other figures."""
     return list(
         dict.fromkeys(axis for trace in figure.traces for axis in trace["meta"].get("x", ()))
     )
 
 
 def _rows(figure: Figure, trace: Trace) -> Iterator[Row]:
-    """The points of a line, or its bars."""
+    """Yield the points of a line, or the bars of a trace."""
     meta, cell = trace["meta"], {"cell": trace["name"]}
     value = figure.y or figure.name
     if "x" not in meta:
@@ -129,7 +130,7 @@ def _drawn(figure: Figure, against: str) -> str:
 def _draw(axes: Any, trace: Trace, against: str, bars: list[Trace], grouped: bool) -> None:
     """Draw a line with its band, points, or bars.
 
-    grouped:  whether the bars of several cells stand beside each other, at each number
+    grouped:  whether the bars of several cells stand side by side, at each number
     """
     meta = trace["meta"]
     look = {"color": COLORS[meta["cell"] % len(COLORS)]}

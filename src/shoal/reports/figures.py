@@ -26,12 +26,12 @@ class Figure:
     """A figure of the page.
 
     Attributes:
-        name: of its element.
-        title: what it shows.
-        traces: as Plotly takes them; of a learning curve, `meta.x` and `meta.y` have the values for
-            each x axis, and `meta.least` and `meta.most` those of a band around it.
-        x, y: titles of the axes; no `x` where the reader chooses it.
-        note: how its values come from the events.
+        name: the name of the figure's element and of its files.
+        title: the title.
+        traces: the traces as Plotly takes them; of a learning curve, `meta.x` and `meta.y` have the
+            values for each x axis, and `meta.least` and `meta.most` those of a band around it.
+        x, y: the titles of the axes; no `x` where the reader chooses it.
+        note: the note on how the values come from the events.
         percent: whether values are shares.
         category: whether the values on the x axis are at equal distances.
         bars: Plotly's `barmode`, of bars.
@@ -49,7 +49,7 @@ class Figure:
 
 
 def figures_of(cells: Sequence[CellRuns], threshold: float) -> list[Figure]:
-    """All figures that these runs have something to show in."""
+    """Return all figures for which these runs have values."""
     made = [
         _learning_curve(cells, "accuracy", lambda curves, _: curves.accuracy),
         _learning_curve(cells, "loss", _losses),
@@ -118,7 +118,7 @@ class _Mean:
 
 
 def _values(lines: Mapping[str, Sequence[_Mean]], band: bool) -> dict[str, dict[str, list[float]]]:
-    """A line as `meta` of its trace has it: by what it is, and by x axis."""
+    """Return a line as `meta` of its trace has it: by the name of the values, and by x axis."""
     return {
         name: {axis: [getattr(mean, name) for mean in line] for axis, line in lines.items()}
         for name in (("x", "y", "least", "most") if band else ("x", "y"))
@@ -128,7 +128,7 @@ def _values(lines: Mapping[str, Sequence[_Mean]], band: bool) -> dict[str, dict[
 def _means(
     cell: CellRuns, axis: str, points_of: Callable[[Curves, str], list[Point]]
 ) -> list[_Mean]:
-    """A cell's line against an axis, from left to right; without what is not finite."""
+    """Return a cell's line against an axis, from left to right; points are finite."""
     drawn = [points_of(curves, axis) for curves in cell.curves.values()]
     found = []
     for points in zip(*filter(None, drawn), strict=False):
@@ -140,9 +140,9 @@ def _means(
 
 
 def _logged(cells: Sequence[CellRuns], taken: set[str]) -> list[Figure]:
-    """A figure for each name that scripts have recorded.
+    """Return a figure for each name that scripts have recorded.
 
-    taken:  names of other figures' elements
+    taken:  the names of other figures' elements
     """
     logged = [curves.logged for cell in cells for curves in cell.curves.values()]
     found = []
@@ -180,7 +180,7 @@ def _logged_line(cell: CellRuns, number: int, name: str) -> Trace:
 
 
 def _grouped(points: Sequence[Point], axis: str) -> list[_Mean]:
-    """Means of points at like places of an axis, at most POINTS_LOGGED of them."""
+    """Return means of points at like places of an axis, at most POINTS_LOGGED + 1 of them."""
     at = [float(getattr(point, axis)) for point in points]
     first, span = min(at, default=0.0), max(at, default=0.0) - min(at, default=0.0)
     few = len({*at}) <= POINTS_LOGGED
@@ -197,7 +197,7 @@ def _grouped(points: Sequence[Point], axis: str) -> list[_Mean]:
 
 
 def _idle(cells: Sequence[CellRuns]) -> Figure:
-    """A bar for each cell; a point for each worker of each seed."""
+    """Return the figure with a bar for each cell, and a point for each worker of each seed."""
     traces: list[Trace] = []
     for number, cell in enumerate(cells):
         shares = [
@@ -289,7 +289,7 @@ MEASURES = (
 
 
 def _sweeps(cells: Sequence[CellRuns], threshold: float) -> list[Figure]:
-    """Figures against each numeric axis that has enough values."""
+    """Return figures against each numeric axis that has enough values."""
     found = []
     for axis in dict.fromkeys(axis for cell in cells for axis in cell.values):
         lines = _lines(cells, axis)
@@ -322,7 +322,7 @@ Line = list[tuple[float, CellRuns]]  # the value on an axis, and the cell that h
 
 
 def _points(line: Line, measure: _Measure, threshold: float) -> Trace:
-    """The means of a measure along an axis; nothing for too few."""
+    """Return the means of a measure along an axis; nothing if they are too few."""
     values = []
     for x, cell in sorted(line, key=lambda each: each[0]):
         found = [measure.value(curves, threshold) for curves in cell.curves.values()]
@@ -334,7 +334,7 @@ def _points(line: Line, measure: _Measure, threshold: float) -> Trace:
 
 
 def _lines(cells: Sequence[CellRuns], axis: str) -> dict[str, Line]:
-    """The cells with a number on an axis, by their values on the others."""
+    """Return the cells with a number on an axis, by their values on the other axes."""
     lines: dict[str, Line] = {}
     for cell in cells:
         value = cell.values.get(axis)

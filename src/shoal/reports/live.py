@@ -20,7 +20,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], width: int = 48) -> str:
-    """The course of `values` in one line of text, means of equal pieces.
+    """Return the course of `values` in one line of text, as means of equal pieces.
 
     >>> sparkline([1, 2, 3, 4])
     '▁▃▆█'
@@ -40,9 +40,9 @@ NOTEBOOK_S = 0.5  # between two updates of a cell
 
 
 def progress_console(wanted: bool | None) -> Console:
-    """Where a run that was started from Python shows its progress.
+    """Return the console on which a run that was started from Python shows its progress.
 
-    wanted: whether it does; None: where somebody looks, on a terminal or in a notebook
+    wanted: whether it shows it; None for only on a terminal or in a notebook
     """
     console = Console(stderr=True)
     shown = console.is_terminal or console.is_jupyter if wanted is None else wanted
@@ -50,9 +50,10 @@ def progress_console(wanted: bool | None) -> Console:
 
 
 class Live:
-    """Follows an event log and shows a bar per worker. `tick` reads what is new.
+    """Follows an event log and shows a bar for each worker.
 
-    In a notebook the bars are the output of the cell, which stays when the notebook is saved.
+    `tick` reads the new events. In a notebook the bars are the output of the cell, which stays when
+    the notebook is saved.
     """
 
     def __init__(self, console: Console, events: Path, workers: int, epochs: int) -> None:
@@ -129,14 +130,14 @@ class Live:
 
 
 def show_course(console: Console, name: str, values: Sequence[float]) -> None:
-    """The course of a figure in one line, without what is not finite."""
+    """Print the course of a figure in one line, without values that are not finite."""
     if finite := [value for value in values if isfinite(value)]:
         first, last = significant(finite[0]), significant(finite[-1])
         console.print(f"{name}  {sparkline(finite)}  {first} -> {last}", markup=False)
 
 
 def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[float]) -> None:
-    """The figures of a run in one table, with the loss's course above."""
+    """Print the figures of a run in one table, below the course of the loss."""
     show_course(console, "loss", losses)
     table = Table(show_header=False, box=None, padding=(0, 2))
     rows = {
@@ -164,7 +165,7 @@ def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[flo
 
 
 def show_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """The table of a comparison."""
+    """Print the table of a comparison."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("cell", overflow="fold")
     reached = f"to {rows[0]['threshold']:.1%}" if rows else "time to"

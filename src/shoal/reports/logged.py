@@ -1,4 +1,4 @@
-"""What users' code has recorded with `shoal.log`, from the event log of its run."""
+"""The figures that users' code has recorded with `shoal.log`, from the event log of its run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Record = tuple[int, float, int, dict[str, float]]  # rank, seconds, step, figure
 
 
 def records(events: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
-    """The calls of `shoal.log`: what is not finite is nan; names of a group are GROUP/NAME."""
+    """Yield the calls of `shoal.log`.
+
+    Numbers that are not finite are nan; names of a worker group are GROUP/NAME.
+    """
     for event in events:
         if event["kind"] == "logged":
             group = event["node"].rpartition("/")[0]
@@ -24,7 +27,7 @@ def records(events: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
 
 
 def logged_tables(events: Iterable[Mapping[str, Any]]) -> dict[int, Table]:
-    """By rank, a table of t, step and each name: a row for each call, None for what it lacks."""
+    """Return by rank a table of t, step and each name: a row for each call, None if it has none."""
     calls: dict[int, list[tuple[float, int, dict[str, float]]]] = {}
     for rank, t, step, figures in records(events):
         calls.setdefault(rank, []).append((t, step, figures))
@@ -40,8 +43,11 @@ def logged_tables(events: Iterable[Mapping[str, Any]]) -> dict[int, Table]:
 
 
 def logged_summary(tables: Mapping[int, Table]) -> dict[str, dict[str, Any]]:
-    """By name: how many numbers there are, the first and the last of the worker of lowest rank that
-    has it, and the least and the greatest of all; None where there is no finite one."""
+    """Return the count, first, last, least and greatest number of each name.
+
+    The first and the last are those of the worker of the lowest rank that has the name, None where
+    they are not finite. The others are of all workers, None where no number is finite.
+    """
     found: dict[str, dict[str, Any]] = {}
     for table in tables.values():
         for name, column in table.items():

@@ -9,7 +9,7 @@ PLAIN = 1e-4, 1e12  # from, and below, which a number has no exponent
 
 
 def significant(value: float) -> str:
-    """A measured number with four significant digits.
+    """Return a measured number as text with four significant digits.
 
     >>> significant(0.98346), significant(12.34567), significant(12345.6), significant(0.00001234)
     ('0.9835', '12.35', '12,350', '1.234e-05')
@@ -25,7 +25,7 @@ def significant(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A share.
+    """Return a share as a percentage.
 
     >>> percent(0.98346), percent(0.05), percent(0.0)
     ('98.35%', '5.000%', '0%')
@@ -34,7 +34,7 @@ def percent(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time.
+    """Return a time as text, in seconds.
 
     >>> seconds(0.001234), seconds(3723.4)
     ('0.001234 s', '3,723 s')
@@ -43,7 +43,7 @@ def seconds(value: float) -> str:
 
 
 def decimal_bytes(count: float) -> str:
-    """Bytes in units of 1000.
+    """Return a number of bytes as text, in units of 1000.
 
     >>> decimal_bytes(12), decimal_bytes(12_345), decimal_bytes(999_999)
     ('12 B', '12.35 kB', '1.000 MB')

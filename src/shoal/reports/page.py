@@ -23,7 +23,7 @@ from shoal.reports.numbers import decimal_bytes, percent, seconds, significant
 from shoal.storage.files import write_whole
 
 Row = Mapping[str, Any]
-NUMBERS = ("first", "last", "least", "greatest")  # of what a script has recorded
+NUMBERS = ("first", "last", "least", "greatest")  # of each name that a script has recorded
 
 
 def packages() -> tuple[ModuleType, ModuleType]:
@@ -41,7 +41,7 @@ class Column:
     """A column of the page's table.
 
     Attributes:
-        best: which of the values is the best, `min` or `max`; None if neither is.
+        best: the function that finds the best value, `min` or `max`; None if no value is best.
     """
 
     name: str
@@ -75,7 +75,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says, beside its figures."""
+    """The content of a page, with its figures."""
 
     title: str
     compared: ComparedRuns
@@ -86,11 +86,11 @@ class Page:
 
     @cached_property
     def figures(self) -> list[Figure]:
-        """Its figures."""
+        """The figures of the page."""
         return figures_of(self.compared.cells, self.compared.threshold())
 
     def write(self, path: Path) -> None:
-        """Write it."""
+        """Write the page to a file."""
         cells, figures = self.compared.cells, self.figures
         rows = self.compared.table()
         logged = rows[0].get("logged") if len(rows) == 1 else None
@@ -126,7 +126,7 @@ class Page:
 
 
 def page_of_comparison(compared: ComparedRuns) -> Page:
-    """The page of a comparison."""
+    """Return the page of a comparison."""
     comparison, path = compared.comparison, compared.path
     axes = list(dict.fromkeys(axis for cell in compared.cells for axis in cell.values))
     varied = [
@@ -166,12 +166,12 @@ def page_of_comparison(compared: ComparedRuns) -> Page:
 
 
 def page_of_run(run: Run, job: Mapping[str, Any]) -> Page:
-    """The page of one run.
+    """Return the page of one run.
 
-    job:  as its folder has it; {} of a script that was started without `shoal run`
+    job:  the job in the run's folder; {} for a script that was started without `shoal run`
 
     Raises:
-        InvalidValue: it is of an application whose events have no such figures.
+        InvalidValue: the run is of an application whose events have no such figures.
     """
     application = job.get("application", "")
     if application not in ("", SCRIPT):
@@ -208,7 +208,7 @@ def _title(job: Mapping[str, Any], strategy: str) -> str:
 
 
 def _script_of(run: Run, job: Mapping[str, Any]) -> str:
-    """The name of a script; that of its run's folder where the run does not say it."""
+    """Return the name of a script, or of its run's folder where the run does not name it."""
     return label_of(next(iter(job.get("script", [])), run.path.absolute()))
 
 
@@ -226,7 +226,8 @@ class _Table:
     """The page's table.
 
     Attributes:
-        lines: each has its name, and its values as text: (value, its spread, whether it is best).
+        lines: the lines, each with a name and its values as text: (value, spread, whether it is
+            the best).
     """
 
     heading: str
@@ -236,7 +237,7 @@ class _Table:
 
 
 def _table_of(rows: Sequence[Row], threshold: float) -> _Table:
-    """A line for each cell, without columns in which none has a value."""
+    """Return a table with a line for each cell, without columns in which none has a value."""
     columns = [each for each in COLUMNS if any(row[each.name] is not None for row in rows)]
     return _Table(
         "cell" if len(rows) > 1 else "run",
@@ -259,7 +260,7 @@ def _shown(row: Row, rows: Sequence[Row], columns: Sequence[Column]) -> list[tup
 
 
 def _table_of_logged(logged: Mapping[str, Row]) -> _Table:
-    """A line for each name that a script has recorded."""
+    """Return a table with a line for each name that a script has recorded."""
     lines = []
     for name, each in logged.items():
         numbers = ("" if each[what] is None else significant(each[what]) for what in NUMBERS)
@@ -273,7 +274,7 @@ def _table_of_logged(logged: Mapping[str, Row]) -> _Table:
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested settings as dotted names, without what is empty."""
+    """Return nested settings by dotted names, without empty ones."""
     found: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

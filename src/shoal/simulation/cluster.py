@@ -37,17 +37,17 @@ HANG_S = 4.0
 UNREAD_BYTES = 3000  # so that pulls wait for slow readers
 DROPPING, SLOW_SHARE = 0.25, 0.6  # share of the seeds; share of time that marks a straggler
 
-ROOM_FOR_WORKERS = 6  # of the members that may start
+ROOM_FOR_WORKERS = 6  # members that may start, kept for workers
 
 
 class SimulatedCluster:
     """The members of a cluster.
 
     servers:        all servers that were ever started
-    guests:         workers of a second group, which are always restarted
-    lost:           members that the scheduler declared dead
-    out_of_memory:  servers that cannot open shards, and until when
-    heartbeats:     of the members' processes
+    guests:         the workers of a second group, which are always restarted
+    lost:           the members that the scheduler declared dead
+    out_of_memory:  the servers that cannot open shards, and until when
+    heartbeats:     the heartbeats of the members' processes
     """
 
     def __init__(self, world: World, plan: Plan, works: Mapping[str, Workload]) -> None:
@@ -90,7 +90,7 @@ class SimulatedCluster:
             self._world.at(Random(self._plan.seed * 53 + 1).random() ** 2, self.add_worker)
 
     def add_worker(self) -> NodeId | None:
-        """Start another worker, or return None if the ledger has no keys for one more.
+        """Start another worker and return its node; None if the ledger has no keys for it.
 
         It is a guest if one is due and the first group has all its workers.
         """
@@ -111,7 +111,7 @@ class SimulatedCluster:
         return node
 
     def add_server(self) -> NodeId | None:
-        """Start another server, or return None if the members that may start are for workers."""
+        """Start another server and return its node; None if only workers may still start."""
         if self.full(spare=ROOM_FOR_WORKERS):
             return None
         node = f"server-{self._servers_started}"
@@ -131,7 +131,7 @@ class SimulatedCluster:
         return node
 
     def _open(self, node: NodeId, spec: TableSpec, rows: KeyRange) -> ShardStore:
-        """Open a shard, unless the server is refused memory for a table that others have."""
+        """Open a shard, unless the server is out of memory and the view has the table already."""
         there = self.view is not None and self.view.named(spec.name) is not None
         if there and self._world.now < self.out_of_memory.get(node, 0.0):
             raise InvalidValue(f"{spec.name}{rows} does not fit")
@@ -147,7 +147,7 @@ class SimulatedCluster:
         return self._workers_started + self._servers_started
 
     def full(self, spare: int = 0) -> bool:
-        """Return whether no more members may start, but for some to spare."""
+        """Return whether no more members may start, with `spare` of them kept back."""
         return self._started >= self._plan.incarnations - 4 - spare
 
     def send_away(self, server: NodeId) -> None:

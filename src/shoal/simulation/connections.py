@@ -7,7 +7,7 @@ from shoal.protocol.messages import SCHEDULER
 from shoal.protocol.views import NodeId
 
 Pair = frozenset[NodeId]
-HANGS_S = 2.0  # until an attempt to connect that is not answered is given up
+HANGS_S = 2.0  # until an attempt to connect that is not answered is abandoned
 
 
 class Connections:
@@ -15,7 +15,7 @@ class Connections:
 
     def __init__(self) -> None:
         self._made: set[Pair] = set()
-        self._ready: dict[Pair, float] = {}  # of those that are being made
+        self._ready: dict[Pair, float] = {}  # when connections that are being made are ready
         self._hopeless: dict[Pair, float] = {}  # attempts that hang, and when they end
         # (survivor, the dead peer that it writes to)
         self._half_open: set[tuple[NodeId, NodeId]] = set()
@@ -23,15 +23,15 @@ class Connections:
         self._hangs: dict[NodeId, float] = {}  # nodes where no attempt is answered, and until when
 
     def hang(self, node: NodeId, until: float) -> None:
-        """Have no attempt to connect with a node answered until then."""
+        """Leave attempts to connect with a node unanswered until a time."""
         self._hangs[node] = until
 
     def reach(
         self, source: NodeId, machine: Machine, target: NodeId, now: float, takes_s: float
     ) -> float | None:
-        """Return when a message can leave; None if there is no connection, and none is made.
+        """Connect two nodes if necessary; return when a message can leave, or None if it cannot.
 
-        takes_s:  until a new connection is ready
+        takes_s:  the time that a new connection takes
         """
         pair = frozenset((source, target))
         if pair in self._made:
@@ -56,7 +56,7 @@ class Connections:
         return self._hopeless.get(frozenset((one, other)), 0.0) > now
 
     def half_open(self, source: NodeId, target: NodeId) -> bool:
-        """Return whether a node sends to another's former self; the answer is a reset."""
+        """Return whether a node sends on a half-open connection, which then ends by a reset."""
         if (source, target) not in self._half_open:
             return False
         self._half_open.discard((source, target))
@@ -72,7 +72,7 @@ class Connections:
     def died(self, node: NodeId, told: bool = True) -> None:
         """Remove a dead node's connections; its messages in flight may still arrive.
 
-        told:  whether its peers hear of it, else they are half-open
+        told:  whether the node's peers hear of it; otherwise their connections are half-open
         """
         gone = {pair for pair in self._made if node in pair}
         self._made -= gone
@@ -80,5 +80,5 @@ class Connections:
             self._half_open |= {(other, node) for pair in gone for other in pair - {node}}
 
     def breaks(self, one: NodeId, other: NodeId) -> int:
-        """Return how often their connection broke."""
+        """Return how often the connection of two nodes broke."""
         return self._broken.get(frozenset((one, other)), 0) if self._broken else 0

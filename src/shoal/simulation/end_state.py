@@ -34,11 +34,11 @@ def check_holdings(
 ) -> None:
     """Check the rows at the end of a complete run.
 
-    `lost`, `exactly once`, `torn`, `called once`, `split round`, `leased`, `order`, `weights` and
-    `replicas`.
+    The checkers are `lost`, `exactly once`, `vanished`, `torn`, `called once`, `split round`,
+    `leased`, `departed`, `order`, `weights` and `replicas`.
 
     group:     the worker group that ran the workload
-    departed:  last clocks of workers that have left, by incarnation
+    departed:  the last clocks of workers that have left, by incarnation
     whole:     whether all accepted pushes are in the rows
     closed:    the rounds that are in the rows, if rounds close without some workers
     """
@@ -93,7 +93,7 @@ def check_holdings(
 
 
 def check_remaining(servers: Mapping[NodeId, ServerMachine], work: Workload, group: str) -> None:
-    """`lost`, `exactly once` and `replicas`, after a run that ended early.
+    """Check `lost`, `exactly once` and `replicas` after a run that ended early.
 
     The run ended during a view change, or because rows were lost. Each remaining row is read from
     its newest replica: an acknowledged push is on every replica of its chain.
@@ -133,7 +133,7 @@ def evicting(servers: Mapping[NodeId, ServerMachine]) -> int:
 
 
 def check_replicas(servers: Mapping[NodeId, ServerMachine]) -> None:
-    """`replicas`: replicas of a shard with the same version are equal bit for bit."""
+    """Check `replicas`: replicas of a shard with the same version are equal bit for bit."""
     seen: dict[tuple[int, int, int], tuple[NodeId, bytes]] = {}
     for node, machine in servers.items():
         for replica, shard in _held(machine):

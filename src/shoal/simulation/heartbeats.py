@@ -1,4 +1,4 @@
-"""The heartbeats of the members' processes, as their threads send them beside a busy loop."""
+"""The heartbeats of the members' processes, which threads send even while the loops are busy."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ EVERY_S = 1.0
 
 
 class ProcessHeartbeats:
-    """Sends them, on connections of their own, and knows when the scheduler had one last."""
+    """Sends heartbeats, on separate connections, and knows when the scheduler had the last one."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._heard_at: dict[NodeId, float] = {}  # of members, at their present incarnation
 
     def begin(self, sim: SimNode, session: Session) -> None:
-        """Send those of a node that has started."""
+        """Send the heartbeats of a node that has started."""
         self._later(sim, session, -1)
 
     def unheard_s(self, node: NodeId) -> float:
-        """Seconds since the scheduler had a member's last heartbeat."""
+        """Return the seconds since the scheduler had a member's last heartbeat."""
         return self._world.now - self._heard_at.get(node, -1e9)
 
     def _later(self, sim: SimNode, session: Session, turns: int) -> None:
@@ -59,7 +59,7 @@ class ProcessHeartbeats:
         assert isinstance(machine, SchedulerMachine)
         member = machine.members.by_id.get(beat.node)
         here = member is not None and member.incarnation == beat.incarnation
-        # while it works it may already be late for the look at which the member is declared dead
+        # a scheduler at work may read it only after the look at which it declares the member dead
         if scheduler.alive and here and self._world.now >= scheduler.works_until:
             self._heard_at[beat.node] = self._world.now
         self._world.handle(scheduler, Received(f"{beat.node}-heartbeat", beat))

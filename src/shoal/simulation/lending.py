@@ -1,7 +1,7 @@
 """Buffers in flight: they belong to their sender until they are sent, as those of real sockets do.
 
-A message reads its buffers when it arrives, which is as late as a transport may. So what changes a
-buffer that it has lent changes what arrives.
+A message reads its buffers when it arrives, which is as late as a transport may. So a sender that
+changes a buffer that it has lent changes what arrives.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from shoal.protocol.views import NodeId
 class Envelope(msgspec.Struct, eq=False):
     """A message in flight.
 
-    breaks:  how often the connection had broken when the message was sent
+    breaks:  the number of breaks of the connection when the message was sent
     sent:    the payload as it was sent
-    changed: whether its receiver has read anything else of it
+    changed: whether the receiver has read other bytes than those that were sent
     """
 
     source: NodeId
@@ -39,7 +39,7 @@ class Envelope(msgspec.Struct, eq=False):
         return found
 
     def detach(self) -> None:
-        """Copy the buffers, which belong to the sender again."""
+        """Copy the buffers, so that they belong to the sender again."""
         self.buffers = (memoryview(self.payload()),)
 
     def payload(self) -> bytes:
@@ -62,26 +62,26 @@ class Lending:
             self._lent.setdefault(envelope.source, []).append(envelope)
 
     def arrived(self, envelope: Envelope) -> None:
-        """A message has been read as a whole, or is lost."""
+        """Give back the buffers of a message that was read as a whole, or is lost."""
         lent = self._lent.get(envelope.source, [])
         if envelope in lent:
             lent.remove(envelope)
 
     def detach(self, source: NodeId, target: NodeId) -> None:
-        """Copy the buffers of a node's messages to another one."""
+        """Copy the buffers of the messages from one node to another."""
         for envelope in [each for each in self._lent.get(source, ()) if each.target == target]:
             envelope.detach()
             self.arrived(envelope)
 
     def lends(self, source: NodeId, target: NodeId) -> bool:
-        """Return whether a message of a node to another one is under way with its buffers."""
+        """Return whether a message from one node to another is under way with lent buffers."""
         return any(each.target == target for each in self._lent.get(source, ()))
 
     def gives_up(self, source: NodeId, target: NodeId) -> None:
-        """The messages of a node to another one are lost."""
+        """Drop the messages from one node to another, which are lost."""
         self._lent[source] = [each for each in self._lent[source] if each.target != target]
 
     def died(self, source: NodeId) -> None:
-        """A process has ended: its kernel sends what it has of messages that are not sent."""
+        """Copy the buffers of a process that has ended: its kernel still sends the messages."""
         for envelope in self._lent.pop(source, ()):
             envelope.detach()

@@ -19,11 +19,11 @@ from shoal.simulation.node import SimNode
 from shoal.transport.wire import encode, message_of
 
 OF_STREAMS = {"retransmission", "back-pressure", "blackhole", "half-open", "connect that hangs"}
-RESET_S = 0.001  # until the peer of a dead connection's other end hears of it
+RESET_S = 0.001  # until a node that sends on a half-open connection gets a reset
 
 
 class Host(Protocol):
-    """What messages need of the world."""
+    """The part of the world that messages need."""
 
     now: float
     nodes: dict[NodeId, SimNode]
@@ -54,13 +54,13 @@ class Messaging:
     # ------------------------------------------------------------------ connections
 
     def died(self, node: NodeId, tell: bool) -> None:
-        """A node has died; its peers hear of it now, or once they send to a restarted one."""
+        """Note that a node died; its peers hear of it now, or once they send to a restarted one."""
         streams = self._host.network.options.streams
         self._connections.died(node, tell or not streams)
         self._lending.died(node)
 
     def hang(self, node: NodeId, until: float) -> None:
-        """Have no attempt to connect with a node answered until then."""
+        """Leave attempts to connect with a node unanswered until a time."""
         self._connections.hang(node, until)
 
     def connected(self, one: NodeId, other: NodeId) -> bool:
@@ -68,18 +68,18 @@ class Messaging:
         return self._connections.connected(one, other)
 
     def broke(self, one: NodeId, other: NodeId) -> None:
-        """A connection has broken: the messages in flight are lost, the next one reconnects."""
+        """Break a connection: the messages in flight are lost, and the next one reconnects."""
         self._connections.broke(one, other)
         self._host.network.reconnected(one, other)
         for link in ((one, other), (other, one)):
             self._half_read.pop(link, None)
 
     def detach(self, source: NodeId, target: NodeId) -> None:
-        """Copy the buffers of a node's messages to another one that have not arrived."""
+        """Copy the buffers of the messages from one node to another that have not arrived."""
         self._lending.detach(source, target)
 
     def hang_up(self, source: NodeId, target: NodeId) -> None:
-        """Close a node's connection to another one, if that has not read all that it was sent."""
+        """Close a connection if its target has not read all that the source has sent."""
         host = self._host
         if self._lending.lends(source, target):
             self.broke(source, target)
@@ -176,9 +176,9 @@ class Messaging:
             host.at(host.now, partial(self._arrive, each))
 
     def _come_in(self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink) -> None:
-        """Have a node handle a payload, or a part of one. What was lent has not changed if it does.
+        """Have a node handle a payload, or a part of one; check that it uses no changed payload.
 
-        The receiver may leave a payload that has: of a view that is over, or seen before.
+        The receiver may ignore a payload that has changed: one of an old view, or a repeated one.
         """
         before = evidence(sim.machine, envelope.source, message)
         self._host.handle_now(sim, Received(envelope.source, message, sink))

@@ -1,7 +1,7 @@
 """The seeded network of the simulator: delay, clogs, partitions, and one of two kinds of links.
 
-Datagrams are lost, duplicated and reordered. Streams are TCP as it is: what is sent arrives once,
-in order; what is lost is sent again after a silence, and all behind it waits; a link that is full
+Datagrams are lost, duplicated and reordered. Streams behave as TCP: what is sent arrives once, in
+order; what is lost is sent again after a silence, and all behind it waits; a link that is full
 holds its sender up.
 """
 
@@ -24,14 +24,15 @@ CONNECT_S = 0.004  # at most, where the peer answers
 class NetworkOptions(msgspec.Struct, frozen=True):
     """Options of the simulated network.
 
-    delay_s, jitter_s:  a message takes delay + U(0, jitter)
-    loss, duplicate:    probabilities, each message
-    reorder:            probability that a message does not wait for the one before it
-    stall:              probability that a payload stops half-way, for U(0, stall_s)
-    payload_s:          the second half of a payload takes U(0, payload_s) otherwise
-    bandwidth:          bytes a second of every link
-    host_bandwidth:     bytes a second that a host sends, and receives, over all links; 0: no limit
-    link_bytes:         bytes that a link holds before it drops messages, or holds up their sender
+    delay_s, jitter_s:  the parts of a message's delay, delay + U(0, jitter)
+    loss, duplicate:    the probabilities for each message
+    reorder:            the probability that a message does not wait for the one before it
+    stall:              the probability that a payload stops half-way, for U(0, stall_s)
+    payload_s:          the bound of the time that the second half of a payload takes otherwise
+    bandwidth:          the bytes per second of every link
+    host_bandwidth:     the bytes per second that a host sends, and receives, over all links; 0 for
+                        no limit
+    link_bytes:         the bytes that a link holds before it drops messages or holds up the sender
     streams:            whether links are streams
     """
 
@@ -73,11 +74,11 @@ class Network:
         self._cut.append((island, until))
 
     def blackhole(self, one: NodeId, other: NodeId, until: float) -> None:
-        """Lose what is sent on the present connection of two nodes, which is replaced then."""
+        """Lose what is sent on the present connection of two nodes until `until`."""
         self._blackholes[frozenset((one, other))] = until
 
     def reconnected(self, one: NodeId, other: NodeId) -> None:
-        """Begin anew on a new connection of two nodes."""
+        """Forget the former connection of two nodes, which have a new one."""
         self._blackholes.pop(frozenset((one, other)), None)
         for link in [each for each in self._last if {one, other} == set(each[:2])]:
             self._last.pop(link, None)
@@ -101,7 +102,7 @@ class Network:
         return self.random.random() * CONNECT_S if self.options.streams else 0.0
 
     def heal(self) -> None:
-        """End all faults."""
+        """End all faults but blackholes, which end with their connections."""
         calm = {"loss": 0.0, "duplicate": 0.0, "reorder": 0.0, "stall": 0.0}
         self.options = msgspec.structs.replace(self.options, **calm)
         self._clogged.clear()
@@ -163,7 +164,7 @@ class Network:
         return [at], sorted(set(faults))
 
     def _travel(self, now: float, link: Link, nbytes: int) -> tuple[float, list[str]]:
-        """Return when a message arrives that leaves now, and whether its link is clogged."""
+        """Return when a message that leaves now arrives, and its faults: a clogged link."""
         options = self.options
         queued_s = self._queues(now, link, nbytes) if options.host_bandwidth else 0.0
         at = now + queued_s + options.delay_s + self.random.random() * options.jitter_s
@@ -174,8 +175,8 @@ class Network:
     def _queues(self, now: float, link: Link, nbytes: int) -> float:
         """Return how long a message takes at both hosts, behind what they send and receive.
 
-        The receiver takes it as it comes: two hosts of one bandwidth take no longer than one. A
-        message of one packet fits between the packets of a payload, and delays none.
+        The receiver reads while the sender sends: two hosts of one bandwidth take no longer than
+        one. A message of one packet fits between the packets of a payload, and delays none.
         """
         source, target, _ = link
         takes_s = nbytes / self.options.host_bandwidth

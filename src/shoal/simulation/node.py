@@ -16,7 +16,7 @@ from shoal.protocol.views import NodeId
 
 
 class Sleep(msgspec.Struct, frozen=True):
-    """Let a program compute for this long."""
+    """A request of a program, which computes for this long."""
 
     seconds: float
 
@@ -29,8 +29,8 @@ class SimDisk:
 
     record:      the last record of the journal
     log:         the entries of the lease log
-    full_until:  when there is room again
-    slow_until:  when writes take no time again
+    full_until:  the time when there is room again
+    slow_until:  the time when writes take no time again
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class SimDisk:
         self._synced: tuple[bytes | None, int] = (None, 0)  # the record, and entries of the log
 
     def write(self, effect: Persist | Append) -> None:
-        """Write it, and have the disk hold it."""
+        """Write the record or entry of an effect, and sync it."""
         if isinstance(effect, Persist):
             self.record = effect.record
         else:
@@ -74,16 +74,16 @@ class SimNode:
         self.turn = 0  # of the program; a wake-up for an earlier turn is void
         self.tickets = count(1)
         self.tick_at: float | None = None
-        self.turns = 0  # of its loop
+        self.turns = 0  # of the node's loop
         self.paused_at = 0.0
-        self.paused_until = 0.0  # its loop; and its whole process, if it is stopped:
-        self.stopped_until = 0.0
-        self.works_until = 0.0  # an event that it has handled takes so long
-        self.inbox: deque[Callable[[], None]] = deque()  # what comes meanwhile
-        self.takes_next = False  # whether it takes the first of these
+        self.paused_until = 0.0  # the end of a pause of the node's loop
+        self.stopped_until = 0.0  # the end of a stop of its whole process
+        self.works_until = 0.0  # the handling of an event takes until then
+        self.inbox: deque[Callable[[], None]] = deque()  # what arrives meanwhile
+        self.takes_next = False  # whether the node takes the first of these now
 
     def holds(self, effect: Effect, now: float) -> bool:
-        """Return whether an effect waits for room on the disk, as what follows it does."""
+        """Hold an effect that waits for room on the disk, or behind one; return whether it does."""
         full = self.disk.full_until > now and isinstance(effect, Persist | Append)
         answers = isinstance(effect, Send) and isinstance(effect.message, HeartbeatSeen)
         if not full and (not self.held or answers):

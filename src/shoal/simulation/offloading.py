@@ -13,7 +13,7 @@ WORK_S, LONG_S, LONG = 0.003, 1.0, 0.01  # at most; at most if it is long; share
 class OffloadedWork:
     """Draws how long work takes, and does it.
 
-    at_work:  whether it is being done
+    at_work:  whether work is being done
     """
 
     def __init__(self, random: Random) -> None:
@@ -21,11 +21,11 @@ class OffloadedWork:
         self._random = random
 
     def seconds(self) -> float:
-        """Return how long the next piece takes."""
+        """Return how long the next piece of work takes."""
         return self._random.random() * (LONG_S if self._random.random() < LONG else WORK_S)
 
     def result(self, effect: Offload) -> Offloaded:
-        """Do the work. Nothing else sees its state before."""
+        """Do the work, and return its result; nothing has seen its effects before."""
         self.at_work = True
         try:
             return Offloaded(effect.ticket, effect.work())

@@ -54,15 +54,15 @@ REPLICATION = ReplicationOptions(
 class Plan(msgspec.Struct, frozen=True):
     """The plan of a seed.
 
-    incarnations:  members started in the run, at most
-    hosts:         number of hosts; 0 if members name none
+    incarnations:  the largest number of members started in the run
+    hosts:         the number of hosts; 0 if members name none
     elastic:       whether workers may join during the run
-    heal_at_s:     when faults end
+    heal_at_s:     the time when faults end
     relentless:    whether faults continue until then, overlap, and exceed the failure time-out
     restless:      whether servers come and go all the time, so that rows move
     sums:          whether all-reduce around a ring is simulated as well
     costly:        whether events take time
-    long_bytes:    work that moves as many is done outside of the servers' loops
+    long_bytes:    the bytes from which work is done outside of the servers' loops
     unheard:       whether the scheduler is cut off as servers adopt its views
     """
 
@@ -96,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(seed: int) -> Plan:
-        """Return the plan of a seed, as a pure function."""
+        """Return the plan of a seed, which depends on the seed alone."""
         random = Random(seed * 7919 + 17)
         rules = [bsp(), bsp(), ssp(0, "round_end"), ssp(random.randint(1, 3)), asp()]
         servers, workers = random.randint(1, 3), random.randint(2, 4)

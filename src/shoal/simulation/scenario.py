@@ -57,7 +57,7 @@ MOST_EVENTS = 200_000  # of a seed; more with a fault schedule
 class Report(msgspec.Struct):
     """The result of a run.
 
-    checker, violation:  the checker that found a violation, and its message; else empty
+    checker, violation:  the checker that found a violation, and its message; otherwise empty
     """
 
     seed: int
@@ -116,7 +116,7 @@ class Scenario:
         self._cuts = Cuts()
         closes = plan.consistency.closes
         self._closed = ClosedRounds(closes) if isinstance(closes, Quorum) else None
-        self._left_out = False  # a part of a checkpoint
+        self._left_out = False  # whether a part of a checkpoint was left out
         self.world.on_note = self._on_note
         self.world.on_event = self._on_event
         self.world.on_save = self._on_save
@@ -149,13 +149,13 @@ class Scenario:
         self._cuts.add(save, len(self.world.nodes[SCHEDULER].disk.log))
 
     def _on_left_out(self, server: NodeId) -> None:
-        """As the writer of a server tells it: the next file must not build on the one left out."""
+        """Tell a server, as its writer does, that no file may build on the one left out."""
         self.cluster.servers[server].requests.checkpointer.begin_anew()
         self._left_out = True
 
     def _on_note(self, node: NodeId, note: Note) -> None:
         machine = self.world.nodes[node].machine
-        if note.kind == "joined" and node in self.cluster.lost:  # as it has heard itself
+        if note.kind == "joined" and node in self.cluster.lost:  # as the node itself has heard
             self.cluster.rejoined(node)
         if note.kind == "view" and node != SCHEDULER:
             self._views.adopted(node, note.fields["view"])
@@ -212,7 +212,7 @@ class Scenario:
             self.world.at(self.world.now + 0.1, self.faults.replace_worker)
 
     def _check_given_up(self, server: NodeId) -> None:
-        """`given up`: a living server is declared dead only if others have its rows."""
+        """Check `given up`: a living server is declared dead only if others have its rows."""
         self.world.coverage["server declared dead alive"] += 1
         view = self.cluster.view
         if view is not None and view.member(server) is not None:
@@ -221,7 +221,7 @@ class Scenario:
                 raise violated("given up", f"{server} lives, and no other server has {gone}")
 
     def _on_crash(self, node: NodeId) -> None:
-        """Report a death, in the seeds with death reports."""
+        """Record a crash; report the death, in the seeds with death reports."""
         machine = self.world.nodes[node].machine
         for work in self.works.values():
             work.crashed(node)
@@ -239,7 +239,7 @@ class Scenario:
             self.faults.deaths.late(sim.node)  # to the others it has crashed
         refused = sim.stopped and isinstance(sim.error, ClusterFull) and self.cluster.view is None
         if refused and not self.cluster.manned():
-            # its predecessor does not count as dead yet: engines start it again
+            # its predecessor does not count as dead yet: engines start the worker again
             self.world.at(self.world.now + RESTART_S, self.faults.replace_worker)
         if sim.node in self.cluster.servers:
             if not self.cluster.servers[sim.node].suspended:
@@ -253,7 +253,10 @@ class Scenario:
         self._scheduled.look()
 
     def _may_end(self) -> bool:
-        """`short`: after the last fault, chains grow back to their full length."""
+        """Return whether chains have their full length.
+
+        `short`: after the last fault, they grow back to it.
+        """
         if self.cluster.repaired():
             return True
         if self.world.now > max(self.plan.heal_at_s, self.faults.deaths.late_at) + REPAIR_S:
@@ -358,7 +361,7 @@ def simulate(
 ) -> Report:
     """Run one seed to its end; a violation is reported, not raised.
 
-    fault_schedule:  faults to inject in turn, instead of those that the seed draws
+    fault_schedule:  the faults to inject in turn, in place of those that the seed draws
     planted:         a context in which a bug is planted, to test the checkers
     """
     checker = violation = ""

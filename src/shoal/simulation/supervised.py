@@ -1,8 +1,8 @@
 """A supervised run: processes that an engine starts, watches and starts again, in virtual time.
 
-The engine's decisions are `protocol/supervision`'s. What tells it of exits, of the scheduler's
-events and of finished work is simulated, each with delays of its own: a member may be declared
-dead while its process lives, return, or end with status 0 before its work was done.
+The engine's decisions are those of `protocol/supervision`. Its news of exits, of the scheduler's
+events and of finished work is simulated, each with other delays: a member may be declared dead
+while its process lives, return, or end with status 0 before its work was done.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Kind = Literal["kill", "stop", "cut", "status 0", "status 1", "raise"]
 OF_HOSTS: tuple[Kind, ...] = ("kill", "stop", "cut")
 OF_SCRIPTS: tuple[Kind, ...] = ("status 0", "status 1", "raise")
 SILENCE_S, ALONE_S = 3.0, 9.0
-BREAKS_S = 2.0  # until a connection breaks whose path is cut
+BREAKS_S = 2.0  # until a connection whose path is cut breaks
 LOOK_S, FORK_S, READ_S = 0.05, 0.3, 0.2  # of the engine, at most: polls, forks, reads of the log
 REPORT_S = 5.0
 FIRST_S, APART_S = 0.3, 14.0  # when faults begin, and from one to the next: all has healed by then
@@ -71,9 +71,9 @@ MOST_EVENTS = 150_000
 
 
 class SupervisedFault(msgspec.Struct, frozen=True):
-    """What happens to a process.
+    """A fault of a process.
 
-    lasts_s:  of a stop or a cut; without an end it is for good
+    lasts_s:  the duration of a stop or a cut; infinite if it is for good
     """
 
     kind: Kind
@@ -85,7 +85,7 @@ class SupervisedFault(msgspec.Struct, frozen=True):
 class SupervisedScenario:
     """A run, the engine that supervises it, and its faults: one at a time.
 
-    outcome:  "" while it goes on; then "success", or why the command fails
+    outcome:  "" while the run goes on; then "success", or the reason why the command fails
     """
 
     def __init__(self, seed: int, keep_lines: bool = False) -> None:
@@ -149,7 +149,7 @@ class SupervisedScenario:
     # ------------------------------------------------------------------ processes
 
     def _start(self, name: str) -> None:
-        """Start a process, as an engine has its launcher do it."""
+        """Start a process, as the launcher of an engine does."""
         self.supervisor.starts(name, self.world.now)
         self.world.at(self.world.now + FORK_S * self._random.random(), partial(self._begin, name))
 
@@ -177,7 +177,7 @@ class SupervisedScenario:
         self.supervisor.started(name, pid)
 
     def _program(self, name: str, node: NodeId, machine: WorkerMachine) -> Program:
-        """Push a row of one's own at each clock, as long as the script does not fail."""
+        """Push to the worker's own row at each clock, as long as the script does not fail."""
         spec = TableSpec(
             "w", self.workers, (), "int64", consistency=bsp(), merge="sum", access=Access("sum")
         )
@@ -195,7 +195,7 @@ class SupervisedScenario:
             pulls = (PullOp("w", KeyRange(0, self.workers), out.view(np.uint8).data),)
             outcome = yield Exchange(pushes, advance=True, pulls=pulls)
             while isinstance(outcome.error, RequestTimeout) and not machine.session.ended:
-                outcome = yield Exchange(pulls=pulls)  # it counts, sooner or later
+                outcome = yield Exchange(pulls=pulls)  # the push counts, in the end
             if outcome.error is not None:
                 return self._ends(node, outcome.error)
             self.acknowledged[name, clock] = None
@@ -206,7 +206,7 @@ class SupervisedScenario:
         self.world.at(self.world.now, partial(self._exits, node))
 
     def _exits(self, node: NodeId) -> None:
-        """A process ends with status 0."""
+        """End a process with status 0."""
         if node in self._nodes.values():
             self._status[node] = 0
             self.world.crash(node)
@@ -247,7 +247,7 @@ class SupervisedScenario:
                 self.world.crash(node)
 
     def _breaks(self, node: NodeId, until: float) -> None:
-        """What was sent on a path that is cut has not been acknowledged: its connections break."""
+        """Break the connections of a node whose path is cut: what it sends is not acknowledged."""
         for other in self._nodes.values():
             if self.world.now < until and other != node and self.world.connected(node, other):
                 self.world.break_connection(node, other, closed=False)
@@ -255,7 +255,7 @@ class SupervisedScenario:
     # ------------------------------------------------------------------ the engine
 
     def _look(self) -> None:
-        """A turn of the engine."""
+        """Take a turn of the engine."""
         if self.outcome:
             return
         world, now = self.world, self.world.now
@@ -322,7 +322,7 @@ class SupervisedScenario:
             self.supervisor.declared_dead(name, pid, how, self.world.now)
 
     def _over(self) -> None:
-        """End all that still runs, as an engine does, and say what has become of the run."""
+        """End all processes that still run, as an engine does, and set the outcome of the run."""
         self.outcome = "success"
         if self.supervisor.failed:
             self.outcome = self.supervisor.cause(lambda name: Path(f"{name}.log")).message
@@ -339,7 +339,7 @@ class SupervisedScenario:
         self.check_end()
 
     def check_end(self) -> None:
-        """Check that the run ends, and as its option says."""
+        """Check that the run ends, and that it ends as its option says."""
         hurt = Counter(fault.name[:6] for fault in self._held)
         told = f"{self.on_loss}, {self.servers} servers, {self.replicas} replicas, {self._held}"
         if not self.outcome and all(self._frozen(node) for node in self._nodes.values()):
@@ -371,7 +371,7 @@ class SupervisedScenario:
             raise violated("named death", f"{self.outcome!r} names no worker ({told})")
 
     def _frozen(self, node: NodeId) -> bool:
-        """Whether a process is stopped for good."""
+        """Return whether a process is stopped for good."""
         return self.world.nodes[node].paused_until >= LIMIT_S
 
 

@@ -14,9 +14,9 @@ OMITTED = ("node", "process", "whole", "servers", "workers", "group", "shards") 
 
 
 class Trace:
-    """Two runs of a seed are the same if their hashes are.
+    """The lines of a run, and their hash: two runs of a seed are the same if their hashes are.
 
-    lines:  all of them, if they are kept
+    lines:  all lines, if they are kept
     """
 
     def __init__(self, keep_lines: bool) -> None:
@@ -31,7 +31,7 @@ class Trace:
             self.lines.append(text)
 
     def note(self, now: float, node: NodeId, note: Note) -> None:
-        """Add a machine's note, if it is of a kind that tells what happens."""
+        """Add a machine's note, if its kind is one of `NOTED`."""
         if note.kind in NOTED:
             shown = " ".join(f"{v}" for k, v in note.fields.items() if k not in OMITTED)
             self.add(now, f"{node} notes {note.kind}: {shown}")

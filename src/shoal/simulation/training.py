@@ -42,10 +42,10 @@ PATIENT = WorkerOptions(sync_timeout_s=LIMIT_S)  # a slow worker is no fault
 
 
 class SimulatedClient(WorkerFigures):
-    """What `Client` tells of a worker, in a simulated run.
+    """The figures of a worker in a simulated run, as `Client` has them.
 
     Attributes:
-        computed_s: seconds that its gradients have taken.
+        computed_s: the seconds that the worker's gradients have taken.
     """
 
     def __init__(self, world: World, machine: WorkerMachine) -> None:
@@ -56,26 +56,26 @@ class SimulatedClient(WorkerFigures):
         self.computed_s = 0.0
 
     def begin(self) -> None:
-        """The cluster is complete, and training begins."""
+        """Start the worker's time: the cluster is complete, and training begins."""
         self._began_s = self.now
 
     def end(self) -> None:
-        """The worker has its final parameters: its time stops."""
+        """Stop the worker's time: it has its final parameters."""
         self._ended_s = self.now
 
     @property
     def now(self) -> float:
-        """Simulated seconds since the run began."""
+        """The simulated seconds since the run began."""
         return self._world.now if self._ended_s is None else self._ended_s
 
     @property
     def idle_s(self) -> float:
-        """Seconds that this worker has waited for its requests."""
+        """The seconds that this worker has waited for its requests."""
         return self.now - self._began_s - self.computed_s
 
     @property
     def view(self) -> View:
-        """The present view."""
+        """The current view."""
         view = self._machine.session.view
         assert view is not None
         return view
@@ -85,19 +85,19 @@ class SimulatedWorker(msgspec.Struct):
     """A worker of a simulated run.
 
     Args:
-        strategy: its own instance.
-        model: its own.
-        batches: its data.
-        epochs: passes over them.
-        batch_s: seconds that it takes for the gradient of a batch: a number, or a function of the
+        strategy: the worker's own instance of the strategy.
+        model: the worker's own model.
+        batches: the worker's data.
+        epochs: the number of passes over the data.
+        batch_s: the seconds that the gradient of a batch takes: a number, or a function of the
             number of batches so far.
-        watched: makes further hooks of its training loop from what its client tells.
+        watched: a function that makes further hooks of the training loop from the worker's client.
 
     Attributes:
-        results: of its steps.
-        times: when each of them ended, in seconds.
-        ended_s: when it had its final parameters.
-        steps: that its loop has counted.
+        results: the results of the steps.
+        times: the times at which the steps ended, in seconds.
+        ended_s: the time at which the worker had its final parameters; -1 before.
+        steps: the number of steps that the training loop has counted.
     """
 
     strategy: Strategy
@@ -120,18 +120,19 @@ def simulate_training(
     max_steps: int = 0,
     replicas: int = 1,
 ) -> World:
-    """Train to the end; what came of it is in the workers, and in the world's network.
+    """Train to the end; the results are in the workers, and in the network of the returned world.
 
     Args:
-        workers: by rank.
-        servers: how many; none are needed by strategies that use none.
-        seed: of the network.
-        network: its delays and bandwidth.
-        max_steps: of each worker; 0 for no limit.
-        replicas: servers that have each row.
+        workers: the workers, by rank.
+        servers: the number of servers; none are started if no strategy uses them.
+        seed: the seed of the network.
+        network: the delays and the bandwidth of the network.
+        max_steps: the largest number of steps of each worker; 0 for no limit.
+        replicas: the number of servers that have each row.
 
     Raises:
-        ShoalError: a worker's error, or a member has ended with one.
+        ShoalError: the error of a worker, or of a member that has ended with one; or no worker
+            takes a step any more.
     """
     world = World(seed, network)
     if not any(worker.strategy.traits.uses_servers for worker in workers):
@@ -181,7 +182,7 @@ def worker_program(
     max_steps: int = 0,
     rounds: int = 0,
 ) -> Program:
-    """What a worker does in a simulated run, which its error ends."""
+    """Run a worker of a simulated run, which ends with the worker's error if it has one."""
     yield AwaitView()
     client.begin()
     hooks = _Recorded(worker, client)
@@ -228,7 +229,7 @@ class _Recorded:
 class _Timed:
     """A worker's strategy, whose gradients take the worker's time.
 
-    model:  the worker's, which tells that a gradient was computed
+    model:  the worker's model, which counts its gradients
     """
 
     def __init__(self, worker: SimulatedWorker, client: SimulatedClient) -> None:
@@ -283,7 +284,7 @@ class _CountedModel:
 
 
 def raising(program: Program) -> Program:
-    """A program whose requests are asked and whose errors are raised, as by `Client.drive`."""
+    """Run a program: check its requests and raise their errors in it, as `Client.drive` does."""
     value: Any = None
     error: ShoalError | None = None
     while True:

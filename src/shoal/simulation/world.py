@@ -51,15 +51,15 @@ from shoal.simulation.trace import Trace
 
 
 class World:
-    """A network, a clock and a disk for all machines of a cluster.
+    """The network, the clock and the disks of all machines of a cluster.
 
-    closed:  nodes of which a connection was closed: they have died, or it broke
+    closed:  the nodes of which a connection was closed: the node died, or the connection broke
 
     Hooks for checkers:
 
     on_note:   called with (node, note)
     on_save:   called with the rows of a checkpoint
-    on_left_out:  called with the node whose disk had no room for such rows
+    on_left_out:  called with the node whose disk had no room for the rows of a checkpoint
     on_crash:  called with the node that has crashed
     on_event:  called with the node, after an event and its effects
     on_send:   called with (node, target, message) before the network delivers or loses it
@@ -71,7 +71,7 @@ class World:
     drop:       (source, target, message): lose the message
 
     phase:             the cluster's phase, for coverage
-    event_s, write_s:  how long the next event takes, and the next write to a slow disk
+    event_s, write_s:  the time that the next event takes, and the next write to a slow disk
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class World:
     # ------------------------------------------------------------------ public
 
     def add(self, node: NodeId, machine: Machine, program: Program | None = None) -> SimNode:
-        """Start a node now. A server without an address gets one."""
+        """Start a node now; a server without an address gets one."""
         session = getattr(machine, "session", None)
         if isinstance(session, Session) and session.role == "server" and not session.address:
             session.announce(f"sim://{node}")
@@ -124,7 +124,7 @@ class World:
         return self._work.at_work
 
     def living(self, role: str = "") -> list[NodeId]:
-        """The nodes that run, of a role or all."""
+        """Return the nodes that run, of one role or of all."""
         nodes = self.nodes.items()
         return [n for n, sim in nodes if n.startswith(role) and sim.alive and not sim.stopped]
 
@@ -147,7 +147,7 @@ class World:
     def pause(self, node: NodeId, until: float, busy: bool = False) -> None:
         """Stop a node, as SIGSTOP does: its events are handled when it continues.
 
-        busy:  only its loop; its process sends heartbeats
+        busy:  whether only the node's loop stops, and its process sends heartbeats
         """
         sim = self.nodes[node]
         if self.now >= sim.paused_until:
@@ -172,7 +172,7 @@ class World:
     def break_connection(self, one: NodeId, other: NodeId, *, closed: bool = True) -> None:
         """Lose the messages in flight between two nodes; the next message reconnects.
 
-        closed:  whether a host has closed it, else its path was silent and it is replaced
+        closed:  whether a host has closed it; otherwise its path was silent and it is replaced
         """
         self._messaging.broke(one, other)
         if closed:
@@ -187,7 +187,7 @@ class World:
         return self._messaging.connected(one, other)
 
     def _redial(self, one: NodeId, other: NodeId) -> None:
-        """Replace a connection on which nothing comes, if the peer takes another one."""
+        """Replace a connection on which nothing arrives, if the peer accepts a new one."""
         peer = self.nodes.get(other)
         if peer is None or not peer.alive or peer.stopped or self.now < peer.paused_until:
             return
@@ -199,7 +199,7 @@ class World:
             self.at(at, partial(self.break_connection, one, other, closed=False))
 
     def hang_connects(self, node: NodeId, until: float) -> None:
-        """Have no attempt to connect with a node answered until then."""
+        """Leave attempts to connect with a node unanswered until a time."""
         self._messaging.hang(node, until)
 
     def at(self, when: float, action: Callable[[], object]) -> None:
@@ -225,13 +225,16 @@ class World:
             self.handle_now(sim, event)
 
     def handle_now(self, sim: SimNode, event: Event) -> None:
-        """The same for an event that belongs to the one before: a part of a payload, a call."""
+        """Have a node handle an event at once, such as a part of a payload or a program's request.
+
+        Such an event belongs to the one before, so that it does not wait for the node to continue.
+        """
         if not sim.alive or sim.stopped:
             return
         self.events += 1
         sim.turns += 1
         if isinstance(event, Received) and (problem := sim.machine.problem_of(event)):
-            raise InvariantBroken(f"{event} is not lawful: {problem}")  # and all members here are
+            raise InvariantBroken(f"{event} is not lawful: {problem}")  # all here are members
         sim.works_until = max(sim.works_until, self.now) + self.event_s()
         if self._perform(sim, sim.machine.handle(event, self.now)):
             sim.machine.check()
@@ -239,7 +242,7 @@ class World:
             self._schedule_tick(sim)
 
     def _perform(self, sim: SimNode, effects: Effects) -> bool:
-        """Return whether the node is alive after that."""
+        """Carry out effects; return whether the node is alive after that."""
         for at, effect in enumerate(effects):
             if sim.holds(effect, self.now):
                 if len(sim.held) == 1:
@@ -335,7 +338,7 @@ class World:
         return True
 
     def _take_next(self, sim: SimNode) -> None:
-        """Have a node do what has come while it was at work, one after the other."""
+        """Have a node do what has arrived while it was at work, one after the other."""
         while sim.inbox and self.now >= sim.works_until:
             sim.takes_next = True
             sim.inbox.popleft()()

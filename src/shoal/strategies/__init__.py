@@ -1,4 +1,4 @@
-"""Training strategies: what a step exchanges and when, as generators.
+"""Training strategies: the exchanges of a step and their times, as generators.
 
 `Client.drive` runs a strategy on a cluster; `shoal.simulation` interleaves thousands of them.
 """

@@ -5,8 +5,8 @@ One AllReduce sums the flat gradient with its weight behind it::
     g = sum_i w_i g_i / sum_i w_i
 
 Weights are in units of `StrategyOptions.batch`, so that the gradient of a full batch is sent from
-where `backward` has left it. The optimizer is the access method that a server would run, on the
-worker's own parameters.
+the memory that `backward` has written. The optimizer is the access method that a server would run,
+on the worker's own parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shoal.strategies.reduction import Mean, WeightedMean, leave_together, sprea
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
 
-RATES_NEAR = 0.02  # relative: rates travel in a buffer's dtype, such as bfloat16
+RATES_NEAR = 0.02  # relative tolerance: rates travel in a buffer's dtype, such as bfloat16
 
 
 class AllReduceSGD(Strategy):
@@ -41,8 +41,9 @@ class AllReduceSGD(Strategy):
 
         g = sum_i w_i g_i / sum_i w_i        theta <- update(theta, g)
 
-    State: the parameters; the access method's slots and the number of updates, in `state_dict`, or
-    the caller's own with `StrategyOptions.update`. They are the same on all workers.
+    State: the parameters, the access method's slots and the number of updates. The latter two are
+    in `state_dict`; with `StrategyOptions.update` the slots are the caller's. The state is the same
+    on all workers.
 
     Args:
         options: the optimizer (`access`) and the usual batch weight (`batch`).
@@ -96,7 +97,7 @@ class AllReduceSGD(Strategy):
     def average(self, model: Model, weight: float) -> Generator[Any, Any, Mean]:
         """Replace the gradients by their weighted mean over the workers.
 
-        Returns what the mean is of, its weight in units of `StrategyOptions.batch`.
+        Returns the result, with its weight in units of `StrategyOptions.batch`.
 
         Raises:
             UsageError: only some of the workers have written to their parameters, or their
@@ -122,7 +123,7 @@ class AllReduceSGD(Strategy):
         return mean
 
     def rewrite(self, model: Model, written: Numbers, writes: bool) -> Program:
-        """Note that the caller has written to parameters, which all workers have to do alike."""
+        """Note that the caller has written to parameters; all workers have to write alike."""
         yield from ()
         self._wrote = names_of(model, written)
 

@@ -1,9 +1,9 @@
 """Strategy: the contract of training strategies.
 
 A step is a generator: it yields requests (`protocol.requests.Exchange`, or
-`collective.base.AllReduce`) and returns a `StepResult`. State is in the strategy's attributes and
-its `state_dict`, never in the generator's locals. This module is importable without torch, so that
-command lines list and check strategies without delay.
+`collective.base.AllReduce`) and returns a `StepResult`. State is in the attributes and the
+`state_dict` of the strategy, never in the locals of the generator. This module is importable
+without torch, so that command lines list and check strategies without delay.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 Program = Generator[Any, Any, Any]
 Numbers = Mapping[str, tuple[int, ...]]  # by buffer, numbers of parameters
-USUAL = "sync"  # the strategy, where none is named
+USUAL = "sync"  # the strategy of a job that names none
 NONE: Numbers = MappingProxyType({})
-WIRE_TAIL = 5  # elements behind the gradients of a buffer, for what travels along
+WIRE_TAIL = 5  # elements behind the gradients of a buffer, for figures that travel along
 
 
 class Model(Protocol):
@@ -36,8 +36,8 @@ class Model(Protocol):
     Attributes:
         values: by buffer, (n,) parameters.
         grads: by buffer, (n,) gradients.
-        wires: by buffer, (n + WIRE_TAIL,): the gradients with room for what travels along.
-        spans: by buffer, where each parameter begins, and its name; none if that is unknown.
+        wires: by buffer, (n + WIRE_TAIL,): the gradients with room for figures that travel along.
+        spans: by buffer, the beginning and the name of each parameter; none if they are unknown.
         absent: by buffer, the numbers of the parameters that the last batch gave no gradient. They
             are not updated, and their `grads` are 0.
         idle: the buffers whose parameters are all frozen.
@@ -55,22 +55,22 @@ class Model(Protocol):
     def idle(self) -> Collection[str]: ...
 
     def gradient(self, batch: Any) -> tuple[float, float]:
-        """Fill `grads` with the mean gradient of a batch; returns (mean loss, batch weight)."""
+        """Fill `grads` with the mean gradient of a batch; return (mean loss, batch weight)."""
         ...
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of one step.
+    """The result of one step.
 
     Attributes:
-        loss: mean loss of the batch; nan without a batch.
-        weight: weight of the batch, such as its size; 0 without a batch.
-        others: weight of the round over all workers, their sum or (allreduce) their mean; 0 if no
+        loss: the mean loss of the batch; nan without a batch.
+        weight: the weight of the batch, such as its size; 0 without a batch.
+        others: the weight of the round: the sum over all workers or (allreduce) their mean; 0 if no
             worker had a batch, -1 for strategies without shared rounds.
-        staleness: clocks by which the slowest known worker is behind.
-        clock: the worker's clock after the step, with those of the run that this one continues, of
-            strategies with `Traits.skips_closed_rounds`; of others -1.
+        staleness: the number of clocks by which the slowest known worker is behind.
+        clock: the worker's clock after the step, plus the clocks of the run that this one
+            continues, for strategies with `Traits.skips_closed_rounds`; -1 for others.
     """
 
     loss: float
@@ -82,24 +82,25 @@ class StepResult:
 
 @dataclass(frozen=True)
 class StrategyOptions:
-    """Options of a strategy.
+    """The options of a strategy.
 
     Attributes:
-        access: the optimizer: the tables' access method, or the workers' under allreduce.
-        staleness: bound of ssp, in clocks.
-        apply_at: when pushes of ssp change the rows: "arrival" or "round_end".
-        prefix: prefix of the tables' names, distinct for each model of a run.
+        access: the optimizer: the access method of the tables, or of the workers
+            (`Traits.optimizer_on_workers`).
+        staleness: the bound of ssp, in clocks.
+        apply_at: the time when pushes of ssp change the rows: "arrival" or "round_end".
+        prefix: the prefix of the tables' names, distinct for each model of a run.
         batch: the usual weight of a batch, the same on all workers.
-        accesses: the optimizers of buffers that have another one than `access`.
-        update: of strategies whose optimizer runs on workers, what updates the parameters from the
-            gradients in place of `access`, such as a torch optimizer's `step`. It is given the
-            numbers of the parameters that no worker has a gradient for.
-        workers: how many there are.
-        rank: this worker's.
-        passed: clocks of the run that this one continues.
-        redundancy: workers that get each block of the data.
-        nonfinite: what tables do with an update that has a NaN or an infinity, as `TableSpec` says.
-        settings: of the strategy (`Strategy.Settings`), by name.
+        accesses: the optimizers of the buffers that do not have `access`.
+        update: the function that updates the parameters from the gradients in place of `access`,
+            such as a torch optimizer's `step`, where the optimizer runs on workers. Its argument is
+            the numbers of the parameters without a gradient.
+        workers: the number of workers.
+        rank: the rank of this worker.
+        passed: the number of clocks of the run that this one continues.
+        redundancy: the number of workers that get each block of the data.
+        nonfinite: the treatment of a push with a NaN or an infinity, as in `TableSpec`.
+        settings: the settings of the strategy (`Strategy.Settings`), by name.
     """
 
     access: Access = field(default_factory=lambda: Access("sgd", {"lr": 0.01}))
@@ -117,7 +118,7 @@ class StrategyOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def access_of(self, buffer: str) -> Access:
-        """The optimizer of a buffer."""
+        """Return the optimizer of a buffer."""
         return self.accesses.get(buffer, self.access)
 
 
@@ -132,13 +133,13 @@ class Traits:
         optimizer_on_workers: whether the optimizer (`StrategyOptions.access`) runs on the workers.
         sends_gradients: whether workers exchange gradients, and not only parameters.
         allows_redundancy: whether the workers' data may overlap (`--redundancy`).
-        replicates_batches: whether each `redundancy` workers of consecutive ranks have the same
-            batches.
+        replicates_batches: whether groups of `redundancy` workers with consecutive ranks have the
+            same batches.
         skips_closed_rounds: whether a worker skips the batches of rounds that closed without it.
         survives_worker_loss: whether training without servers continues when a worker is lost.
-        idle_rounds: the rounds without batches at the end of an epoch, of workers in step.
-        state: where the strategy's state is, and whether a checkpoint has it; for the docs.
-        late_workers: what happens to late workers, by `--on-timeout`; for the docs.
+        idle_rounds: the number of rounds without batches at the end of an epoch, if in step.
+        state: the place of the strategy's state, and whether a checkpoint has it; for the docs.
+        late_workers: the treatment of late workers, by `--on-timeout`; for the docs.
     """
 
     in_step: bool = False
@@ -161,20 +162,21 @@ class Strategy(ABC):
         options: the optimizer, its consistency, the tables' names and the strategy's settings.
 
     Raises:
-        UnknownName: a setting that the strategy does not have.
-        InvalidValue: a setting out of its range, or two that contradict each other.
+        UnknownName: the strategy does not have a setting.
+        InvalidValue: a setting is out of its range, or two contradict each other.
 
     Attributes:
         name: the name for `--strategy`.
-        summary: what it does, in one line.
+        summary: a description in one line.
         source: the paper, with its section.
-        traits: the properties that its loop, its options and the documentation go by. An instance
-            has those of its settings.
-        Settings: the class of its settings.
-        options, settings: as given.
+        traits: the properties that the loop, the options and the documentation rely on. Those of an
+            instance depend on its settings.
+        Settings: the class of the settings.
+        options: the options as given.
+        settings: the settings, with defaults for those that were not given.
         rates: by buffer, the learning rate in place of the optimizer's; for torch's lr_schedulers.
-        clock: this worker's exchanges in this run. Without servers the strategy counts them here,
-            for its checkpoints.
+        clock: the number of this worker's exchanges in this run. Without servers the strategy
+            itself counts them, for its checkpoints.
     """
 
     name: ClassVar[str]
@@ -196,14 +198,14 @@ class Strategy(ABC):
         return cls.traits
 
     def check_losses(self, on_worker_loss: str, on_timeout: str) -> None:
-        """Refuse what workers without servers cannot do when one of them is lost or late.
+        """Refuse options that a strategy without servers cannot follow for lost or late workers.
 
         Args:
             on_worker_loss: "stop", "drop", "replace" or "reassign", as `--on-worker-loss`.
             on_timeout: "wait", "ask" or "drop", as `--on-timeout`.
 
         Raises:
-            InvalidValue: the strategy cannot do that.
+            InvalidValue: the strategy cannot follow one of them.
         """
         if self.traits.uses_servers:
             return
@@ -221,7 +223,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def tables(self, model: Model) -> list[TableSpec]:
-        """The tables for the model's parameters; none without servers."""
+        """Return the tables for the model's parameters; none without servers."""
 
     @abstractmethod
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
@@ -232,8 +234,8 @@ class Strategy(ABC):
             rank: the worker's rank; -1 for one that never writes.
             clock: the clock at which the worker joins.
 
-        Without servers, the model of a run that continues another (`options.passed`) has the
-        parameters that the worker of this rank had.
+        Without servers, in a run that continues another (`options.passed`), the model already has
+        the parameters that the worker of this rank had.
         """
 
     @abstractmethod
@@ -241,33 +243,33 @@ class Strategy(ABC):
         """Take one step; `batch` is None if this worker has no data left."""
 
     def period(self, clock: int) -> int:
-        """The number of batches between the exchanges of `clock` and the next; 0: an epoch's."""
+        """Return the number of batches from exchange `clock` to the next; 0 for a whole epoch."""
         return 1
 
     def batches_at(self, clock: int) -> int:
-        """The batches of a worker that has come to `clock`, where workers are not in step."""
+        """Return a worker's number of batches up to `clock`, if workers are not in step."""
         return clock * self.period(0)
 
     def exchanges_after(self, epoch: int) -> bool:
-        """Whether workers in step exchange what is left at the end of an epoch."""
+        """Return whether workers in step flush and exchange at the end of this epoch."""
         return True
 
     def spread(self, model: Model, writes: bool) -> Program:
-        """Replace all workers' parameters, and those in tables, by those of the one that `writes`.
+        """Replace the parameters of workers and tables by those of the worker that `writes`.
 
-        Only strategies with `Traits.optimizer_on_workers` are asked, by
-        `shoal.Optimizer.load_state_dict`.
+        `shoal.Optimizer.load_state_dict` calls it, only for strategies with
+        `Traits.optimizer_on_workers`.
         """
         raise UsageError(f"strategy {self.name!r} has no `spread`: its state cannot be replaced")
 
     def rewrite(self, model: Model, written: Numbers, writes: bool) -> Program:
-        """Take in that the caller has written to parameters since the last step.
+        """Handle parameters that the caller has written to since the last step.
 
-        Where parameters are the workers' own there is nothing to do.
+        Strategies whose parameters are the workers' own need not do anything.
 
         Args:
             model: the worker's model, with the new values.
-            written: by buffer, the numbers of the parameters.
+            written: by buffer, the numbers of the parameters that were written to.
             writes: whether this is the worker of the lowest rank.
 
         Raises:
@@ -276,11 +278,11 @@ class Strategy(ABC):
         yield from ()
 
     def flush(self, model: Model) -> Program:
-        """Exchange what is left of the last `period`, at the end of an epoch."""
+        """Exchange the steps since the last exchange, at the end of an epoch."""
         yield from ()
 
     def owes(self) -> bool:
-        """Whether this worker has taken steps that no exchange has had yet."""
+        """Return whether this worker has taken steps that are not exchanged yet."""
         return False
 
     def settle(self, model: Model) -> Program:
@@ -292,9 +294,9 @@ class Strategy(ABC):
         yield from ()
 
     def state_dict(self) -> dict[str, Any]:
-        """The strategy's state on this worker: names to tensors, numbers or further states.
+        """Return the strategy's state on this worker: names to tensors, numbers or further states.
 
-        Without servers, checkpoints have the model's parameters beside it.
+        Without servers, checkpoints have the model's parameters as well.
         """
         return {}
 
@@ -302,14 +304,14 @@ class Strategy(ABC):
         """Restore what `state_dict` has returned.
 
         Raises:
-            InvalidValue: the strategy has no state, and `state` is not empty.
+            InvalidValue: the strategy has no state, but `state` is not empty.
         """
         if state:
             raise InvalidValue(f"strategy {self.name!r} has no state, but got {list(state)}")
 
 
 class StrategyRegistry(Registry[type[Strategy]]):
-    """Strategies by name, or by where they can be imported: "module:Class", "FILE.py:Class"."""
+    """Strategies by name, or by the place to import them from: "module:Class", "FILE.py:Class"."""
 
     def __getitem__(self, name: str) -> type[Strategy]:
         if ":" not in name:
@@ -330,13 +332,13 @@ NOBODY_WAITS = "no worker waits for another before the end"
 
 
 def restore(held: dict[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Take in tensors of a loaded state: in place, where they are the model's or prepared."""
+    """Load the tensors of a state into `held`: in place, or as they are if `held` lacks them."""
     for name, values in state.items():
         held.setdefault(name, values).copy_(values)
 
 
 def names_of(model: Model, numbers: Numbers) -> str:
-    """The names of some parameters, for an error message."""
+    """Return the names of some parameters, for an error message."""
     found = [
         model.spans[buffer][number].name for buffer, some in numbers.items() for number in some
     ]

@@ -1,6 +1,6 @@
-"""Strategies whose gradients come late on purpose, or are mended because they do.
+"""Strategies with delayed gradients, on purpose or with a compensation.
 
-"downpour" exchanges every few batches, "dc_asgd" compensates for what others have pushed meanwhile,
+"downpour" exchanges every few batches, "dc_asgd" compensates for the pushes of others meanwhile,
 "double_buffering" exchanges while it computes.
 """
 
@@ -50,8 +50,8 @@ class Downpour(ServerStrategy):
     The paper's optimizer on the servers is Adagrad (`--optimizer adagrad`). With n_push = n_fetch =
     1 it is "asgd".
 
-    State: what a worker has accrued since its last push is lost with it, at most n_push batches. A
-    late worker holds nobody up.
+    State: the gradients that a worker has accrued since its last push, of at most n_push batches,
+    which are lost with it. A late worker delays no other worker.
 
     References:
         Dean et al. 2012, section 4.1 and algorithm 7.1.
@@ -73,7 +73,7 @@ class Downpour(ServerStrategy):
     def __init__(self, options: StrategyOptions) -> None:
         super().__init__(options)
         self._accrued: dict[str, Tensor] = {}
-        self._unused: Numbers | None = None  # parameters without a gradient since the last push
+        self._unused: Numbers | None = None  # parameters that had no gradient since the last push
         self._schedules: dict[str, Callable[[int], float]] = {}
         self._steps = 0
 
@@ -99,7 +99,7 @@ class Downpour(ServerStrategy):
             self._unused = common(self._unused, model.absent)
         for buffer, gradient in model.grads.items() if weight else ():
             self._accrued[buffer].add_(gradient)
-            if not fetches:  # or the pull replaces them
+            if not fetches:  # a pull would replace them
                 model.values[buffer].sub_(gradient, alpha=self._rate(buffer))
         behind = 0
         if pushes or fetches:
@@ -118,7 +118,7 @@ class Downpour(ServerStrategy):
         return self._steps % int(self.settings.n_push) > 0
 
     def settle(self, model: Model) -> Program:
-        """Push what has accrued, and pull the parameters."""
+        """Push the accrued gradients, and pull the parameters."""
         assert self._ops is not None, "begin comes first"
         advance = self.owes()
         pushes = self._owed() if advance else ()
@@ -135,7 +135,7 @@ class Downpour(ServerStrategy):
         yield from super().end(model)
 
     def _owed(self) -> tuple[PushOp, ...]:
-        """Pushes of what has accrued since the last ones."""
+        """Return the pushes of the gradients accrued since the last push."""
         assert self._ops is not None
         unused, self._unused = self._unused or NONE, None
         return self._ops.pushes(self.rates, unused)
@@ -145,21 +145,21 @@ class Downpour(ServerStrategy):
             return float(self.settings.local_lr)
         if buffer in self.rates:
             return self.rates[buffer]
-        return self._schedules[buffer](self.clock * self.options.workers)  # pushes of all
+        return self._schedules[buffer](self.clock * self.options.workers)  # all workers' pushes
 
 
 class DelayCompensated(ServerStrategy):
     """Strategy "dc_asgd": asynchronous SGD with delay compensation.
 
-    A worker's gradient g is of parameters x that others have changed to theta since. Just before it
-    pushes, it pulls theta and adds the first-order term of what g would be there::
+    A worker's gradient g is that at parameters x, which others have changed to theta since. Just
+    before it pushes, it pulls theta and adds a first-order estimate of the change of g::
 
         g' = g + lambda g * g * (theta - x)
 
     Constant: lambda = lambda_0. Adaptive: lambda = lambda_0 / sqrt(s + epsilon), where s <- m s +
     (1 - m) g * g. In the paper servers do this, with a copy of x for each worker and one s of all
-    workers' gradients; here a worker does, with an s of its own, between its pull and its push, in
-    which others may push as well. With lambda_0 = 0 it is "asgd".
+    workers' gradients. Here a worker does it, with an s of its own, between its pull and its push;
+    others may push in between. With lambda_0 = 0 it is "asgd".
 
     State: the mean square s, on each worker.
 
@@ -205,7 +205,7 @@ class DelayCompensated(ServerStrategy):
         return StepResult(loss, weight, staleness=self._behind(outcome))
 
     def _compensate(self, buffer: str, gradient: Tensor, used: Tensor) -> None:
-        """Change a gradient of the parameters `used` to one of those that are there now."""
+        """Correct a gradient at the parameters `used` for those that were just pulled."""
         square = gradient.square()
         strength: Any = self.settings.lam
         if self.settings.adaptive:
@@ -224,12 +224,12 @@ class DelayCompensated(ServerStrategy):
 class DoubleBuffering(ServerStrategy):
     """Strategy "double_buffering": synchronous SGD that exchanges while it computes.
 
-    The gradients of step t travel while those of step t + 1 are computed, on parameters of the step
-    before. So a step takes the longer of both and not their sum, with gradients one step old::
+    The gradients of step t travel while those of step t + 1 are computed, on the parameters of the
+    step before. A step takes the longer of both times, not their sum, with gradients one step old::
 
         theta_(t+1) = update(theta_t, g(theta_(t-1)))
 
-    State: on each worker the parameters of the step before.
+    State: the parameters of the step before, on each worker.
 
     References:
         Langford et al. 2009, "Slow Learners are Fast", section 3 (delayed updates, delay 1).
@@ -255,7 +255,7 @@ class DoubleBuffering(ServerStrategy):
         self._buffers: TableOps | None = None
         self._ticket: int | None = None
         self._values: dict[str, Tensor] = {}  # the model's, or those of the run before
-        self._pulled = False  # whether there are newer parameters
+        self._pulled = False  # whether `_fresh` has newer parameters
 
     def _bind(self, model: Model) -> None:
         import torch
@@ -282,10 +282,10 @@ class DoubleBuffering(ServerStrategy):
         return StepResult(loss, weight, others)
 
     def _await(self, model: Model) -> Generator[Any, Any, float]:
-        """End the exchange that is under way, and take its parameters.
+        """Wait for the exchange that is under way, and copy its parameters into the model.
 
         Returns:
-            The round's weight; 1 where none is under way, so that the epoch goes on.
+            The weight of the round; 1 if no exchange is under way, so that the epoch continues.
         """
         weight = 1.0
         if self._ticket is not None:
@@ -313,7 +313,7 @@ class DoubleBuffering(ServerStrategy):
 
 
 def common(before: Numbers | None, absent: Numbers) -> Numbers:
-    """The parameters that are in both; those of `absent` if there are none before."""
+    """Return the parameters that are in both; `absent` if `before` is None."""
     if before is None:
         return absent
     both = {buffer: {*before[buffer]} & {*absent[buffer]} for buffer in before.keys() & absent}

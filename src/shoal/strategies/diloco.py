@@ -1,4 +1,4 @@
-"""DiLoCo: many steps of an inner optimizer, then one of an outer one; also in unlike time."""
+"""DiLoCo: many steps of an inner optimizer, then one step of an outer one, in step or not."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class DiLoCo(LocalUpdates):
     with Nesterov momentum, updates the parameters by the mean displacement.
 
     With `quorum` = k a round takes the displacements of k workers, and of those that push within
-    `grace_s` seconds after the k-th; later ones are dropped, and their workers go on with the
+    `grace_s` seconds after the k-th. Later ones are dropped, and their workers continue with the
     batches of the present round.
 
-    With `mode` "async" a worker whose round has closed looks where the others are. Its displacement
-    goes into the present round, s rounds late, divided by (1 + s)^p and weighted by its samples; it
-    is dropped only where that round closes between the look and the push. So workers of unlike
-    speed each go at their own.
+    With `mode` "async" a worker looks up the present round of the others before it pushes. If its
+    own round has closed, its displacement goes into the present round, s rounds late, divided by
+    (1 + s)^p and weighted by its samples. It is dropped only if that round closes between lookup
+    and push. Thus workers of different speeds do not wait for each other.
 
     References:
         Douillard et al. 2023, algorithm 1 (H: tau; outer SGD, Nesterov momentum 0.9, rate 0.7); Liu

@@ -4,9 +4,9 @@ Every tau steps worker i moves towards the centre c, and the centre by as much t
 
     d = alpha (x_i - c)        x_i <- x_i - d        c <- c + d        alpha = beta / p
 
-The centre is a table that adds up what is pushed. A worker pulls it first, and pushes after that:
-so it moves by as much as the centre does, whatever others push meanwhile. A push is applied exactly
-once, also if it is sent again or a server dies.
+The centre is a table that adds up the pushes. A worker pulls it before it pushes, so that both move
+by the same amount, whatever others push meanwhile. A push is applied exactly once, even if it is
+sent again or a server dies.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 class EASGD(Strategy):
     """Strategy "easgd": elastic averaging SGD, asynchronous.
 
-    Algorithm 1 of the paper: the gradient is that of the parameters before the elastic move, and
-    the step of the worker's own optimizer comes after it.
+    Algorithm 1 of the paper: the gradient is that at the parameters before the elastic move, and
+    the step of the worker's own optimizer comes after the move.
 
-    State: on each worker its parameters and its optimizer's slots; the centre is in the tables. A
-    worker that joins begins at the centre. A late worker holds nobody up.
+    State: the parameters and the optimizer's slots on each worker; the centre in the tables. A
+    worker that joins begins at the centre. A late worker delays no other worker.
 
     References:
         Zhang, Choromanska, LeCun 2015, algorithm 1 (tau, beta = p alpha).
@@ -89,7 +89,7 @@ class EASGD(Strategy):
         return int(self.settings.tau)
 
     def batches_at(self, clock: int) -> int:
-        return max(0, (clock - 1) * self.period(0) + 1)  # they meet in the first step of a period
+        return max(0, (clock - 1) * self.period(0) + 1)  # a period's first step exchanges
 
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         import torch
@@ -134,7 +134,7 @@ class EASGD(Strategy):
         yield Exchange(self._ops.pushes({}), advance=True)
 
     def end(self, model: Model) -> Program:
-        """The centre, when all workers have finished: it is what was trained."""
+        """Pull the centre, which is the trained model, after all workers have finished."""
         assert self._ops is not None
         yield from self._ops.end()
         for buffer, values in model.values.items():
@@ -152,14 +152,14 @@ class EASGD(Strategy):
 class EAMSGD(EASGD):
     """Strategy "eamsgd": EASGD whose workers have Nesterov momentum.
 
-    With the gradient g of the worker's parameters ahead, at x + delta v, and its rate eta::
+    With the gradient g at x + delta v, and the worker's rate eta::
 
         v <- delta v - eta g        x <- x + v
 
     The elastic move is of x. Between steps the model holds x + delta v. The worker's optimizer is
     SGD without a momentum of its own (`--optimizer sgd`): its step is -eta g.
 
-    State: that of EASGD, and the velocity v, on each worker.
+    State: that of EASGD, and the velocity v on each worker.
 
     References:
         Zhang, Choromanska, LeCun 2015, algorithm 2.

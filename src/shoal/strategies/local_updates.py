@@ -1,13 +1,13 @@
 """Local-update strategies: H steps on a worker's own parameters, then one exchange with the others.
 
 All of them are one algorithm. Worker i starts from the global parameters theta and takes H steps of
-the inner optimizer with its own batches, to theta_i. What it pushes is how far it has come; servers
-average that by samples and hand it to an outer optimizer as if it were a gradient::
+the inner optimizer with its own batches, to theta_i. It pushes its displacement. Servers average
+the displacements, weighted by samples, and an outer optimizer uses the mean as a gradient::
 
     g = sum_i w_i (theta - theta_i) / sum_i w_i        theta <- outer(theta, g)
 
-(FedOpt: Reddi et al. 2021, algorithm 1.) The strategies differ in H, in who takes part, and in the
-outer optimizer. With SGD at rate 1 the new parameters are the average of the workers'.
+(FedOpt: Reddi et al. 2021, algorithm 1.) The strategies differ in H, in the workers that take part,
+and in the outer optimizer. With SGD at rate 1 the new parameters are the average of the workers'.
 
 With `exchange` "allreduce" there are no servers: the workers average among themselves, and each
 runs the outer optimizer, on the same values.
@@ -53,15 +53,15 @@ if TYPE_CHECKING:
 
 
 class LocalUpdates(Strategy):
-    """H local steps, an exchange of displacements, an outer optimizer on the servers.
+    """Base class of strategies with H local steps and an outer optimizer on the displacements.
 
-    Subclasses say which outer optimizer (`outer`), how many local steps (`period`; `tau` if they do
-    not) and who takes part (`takes_part`).
+    Subclasses define the outer optimizer (`outer`), the number of local steps (`period`, by default
+    `tau`) and the workers that take part (`takes_part`).
 
-    State: on each worker the inner optimizer's slots, in `state_dict`; the outer optimizer's slots
-    are in the tables, and so are the parameters of the last exchange; without servers all of it is
-    on workers, and the same on all but for the inner optimizer's. A worker that is late for a round
-    is waited for, unless `consistency` has another rule.
+    State: the inner optimizer's slots on each worker, in `state_dict`; the outer optimizer's slots
+    and the parameters of the last exchange in the tables. Without servers all of it is on workers,
+    the same on all of them except the inner optimizer's slots. Workers wait for a worker that is
+    late for a round, unless `consistency` has another rule.
     """
 
     traits = Traits(
@@ -83,9 +83,9 @@ class LocalUpdates(Strategy):
         self._outer: WorkerOptimizer | None = None  # without servers
         self._mean: WeightedMean | None = None
         self._ops: TableOps | None = None
-        self._moved: dict[str, Tensor] = {}  # by buffer: what is pushed
+        self._moved: dict[str, Tensor] = {}  # by buffer: the displacement, which is pushed
         self._before: dict[str, Tensor] = {}  # by buffer: the parameters of the last exchange
-        self._weight = 0.0  # of the batches since then
+        self._weight = 0.0  # the weight of the batches since then
         self._steps = 0
 
     @classmethod
@@ -99,11 +99,11 @@ class LocalUpdates(Strategy):
         return self.clock + self.options.passed
 
     def outer(self) -> Access:
-        """The outer optimizer, as the tables' access method."""
+        """Return the outer optimizer, as the tables' access method."""
         return Access("sgd", {"lr": 1.0})
 
     def takes_part(self, clock: int) -> bool:
-        """Whether this worker trains in the round of that clock."""
+        """Return whether this worker trains in the round of this clock."""
         return True
 
     def tables(self, model: Model) -> list[TableSpec]:
@@ -137,8 +137,7 @@ class LocalUpdates(Strategy):
         return WorkerOptimizer(replace(self.options, access=self.outer(), accesses={}, update=None))
 
     def spread(self, model: Model, writes: bool) -> Program:
-        """Replace the parameters of all workers, and the tables', by those of the one that
-        `writes`."""
+        """Replace the parameters of workers and tables by those of the worker that `writes`."""
         assert self._ops is not None, "begin comes first"
         if self.traits.uses_servers:
             yield from self._ops.spread(writes)
@@ -156,7 +155,7 @@ class LocalUpdates(Strategy):
             loss, weight = model.gradient(batch)
             self._inner.step(self.rates, model.absent)
         else:
-            self._inner.skip()  # all workers are at one step of the rate's schedule
+            self._inner.skip()  # all workers have to be at the same step of the rate's schedule
         self._weight += weight
         self._steps += 1
         if self._steps == self.period(self.round):
@@ -166,7 +165,7 @@ class LocalUpdates(Strategy):
     def _exchange(
         self, model: Model, loss: float, weight: float
     ) -> Generator[Any, Any, StepResult]:
-        """Push how far the parameters have come since the last exchange, and pull the new ones."""
+        """Push the displacement since the last exchange, and pull the new parameters."""
         assert self._ops is not None, "begin comes first"
         share, self._weight, self._steps = self._weight, 0.0, 0
         for buffer, values in model.values.items():
@@ -202,7 +201,7 @@ class LocalUpdates(Strategy):
         return mean.weight
 
     def _round_for(self, share: float) -> Generator[Any, Any, tuple[int, float]]:
-        """Return the clock of the round for this worker's steps, and their weight in it."""
+        """Return the clock of the round for this worker's displacement, and its weight there."""
         yield from ()
         return self.clock, share
 
@@ -218,7 +217,7 @@ class LocalUpdates(Strategy):
         yield from self._leave()
 
     def _leave(self) -> Program:
-        """Wait until all workers have come to their end."""
+        """Wait until all workers have finished."""
         assert self._ops is not None
         if self.traits.uses_servers:
             yield from self._ops.end()
@@ -278,8 +277,8 @@ class FedAvg(LocalUpdates):
     """Strategy "fedavg": federated averaging.
 
     In each round a share `fraction` of the workers, drawn anew, passes `local_epochs` times over
-    its own data; the new parameters are their average, weighted by samples. Splits that are not
-    iid: `--assignment noniid`.
+    its own data. The new parameters are their average, weighted by samples. `--assignment noniid`
+    gives splits that are not iid.
 
     References:
         McMahan et al. 2017, algorithm 1 (C: fraction, E: local_epochs, B: --batch-size).
@@ -289,7 +288,7 @@ class FedAvg(LocalUpdates):
     summary: ClassVar[str] = "federated averaging: some workers pass over their data, then average"
     Settings: ClassVar[type[StrategySettings]] = FedAvgSettings
     source: ClassVar[str] = "McMahan et al. 2017, algorithm 1"
-    # all have one round, whatever they have of batches
+    # all workers have one round, whatever the number of their batches
     traits = replace(LocalUpdates.traits, idle_rounds=0)
     _due = False
 
@@ -298,7 +297,7 @@ class FedAvg(LocalUpdates):
 
     def exchanges_after(self, epoch: int) -> bool:
         exchanges = (epoch + 1) % int(self.settings.local_epochs) == 0
-        self._due = not exchanges  # at the end, if no other epoch comes
+        self._due = not exchanges  # an exchange is due if no other epoch comes
         return exchanges
 
     def flush(self, model: Model) -> Program:
@@ -323,9 +322,9 @@ class BMUF(LocalUpdates):
 
         Delta_t = eta Delta_(t-1) + zeta G_t        theta_t = theta_(t-1) + Delta_t
 
-    Classic (CBM): the next block starts at theta_t. Nesterov (NBM): at theta_t + eta Delta_t, and
-    that is what the tables hold. The form with one smoothing factor m, d = m d' + (1 - m) lr sum G
-    over N workers, is eta = m and zeta = (1 - m) lr N.
+    Classic (CBM): the next block starts at theta_t. Nesterov (NBM): it starts at theta_t + eta
+    Delta_t, and the tables hold that. The form with one smoothing factor m, d = m d' + (1 - m) lr
+    sum G over N workers, is eta = m and zeta = (1 - m) lr N.
 
     References:
         Chen & Huo 2016, "Scalable Training of Deep Learning Machines by Incremental Block Training
@@ -350,7 +349,7 @@ class BMUF(LocalUpdates):
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Values that an optimizer updates, as a model has them."""
+    """Values that an optimizer updates, in the form of a model's."""
 
     values: dict[str, Tensor]
     spans: Mapping[str, Sequence[Span]]
@@ -361,7 +360,7 @@ def _hash(*numbers: int) -> bytes:
 
 
 def momentum_sgd(lr: float, momentum: float, nesterov: bool) -> Access:
-    """SGD as the outer optimizer; without momentum it is plain."""
+    """Return SGD with momentum as the outer optimizer; plain SGD if the momentum is 0."""
     if not momentum:
         return Access("sgd", {"lr": lr})
     return Access("sgd", {"lr": lr, "momentum": momentum, "nesterov": nesterov})

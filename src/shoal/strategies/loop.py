@@ -26,7 +26,7 @@ class Batches(Protocol):
 
 
 class LeasedBatches(Protocol):
-    """The data of all workers: `len` batches per epoch, of which a worker is granted some."""
+    """The data of all workers: `len` batches per epoch, of which a worker leases some."""
 
     def __len__(self) -> int: ...
     def leased(self, lease: Leased) -> Iterator[Any]: ...
@@ -47,26 +47,28 @@ def train_program(
 ) -> Program:
     """Train a worker on its own batches.
 
-    With strategies in step a worker whose data end first continues with weight 0 until a round has
-    no weight at all, so that uneven splits neither block nor bias a round. With other strategies
-    each worker goes on to its next epoch, and reads the final parameters when all have finished.
+    If workers are in step, a worker whose data end first continues with weight 0 until a round has
+    no weight at all, so that uneven splits neither block nor bias a round. Otherwise each worker
+    continues with its next epoch, and reads the final parameters after all have finished.
 
     Args:
-        strategy: what a step exchanges.
+        strategy: the strategy, which defines the exchanges of a step.
         model: the worker's model.
-        batches: the worker's batches of an epoch.
-        epochs: passes over the data.
+        batches: the worker's batches.
+        epochs: the number of passes over the data.
         rank: the worker's rank; rank 0 provides the initial parameters.
-        hooks: called after each step and epoch.
-        max_steps: steps at most; 0 for no limit.
-        clock: clock at which this worker joins: it pulls the parameters and skips as many batches.
-        passed: clocks of the checkpoint from which the run was resumed, skipped as well.
-        rounds: batches of an epoch of the worker that has most, where all are in step.
-        before: batches of this worker that are done at that checkpoint, where workers are not in
-            step. None for as many as `passed` says.
+        hooks: the callbacks after each step and epoch.
+        max_steps: the bound of the number of steps; 0 for no bound.
+        clock: the clock at which this worker joins: it pulls the parameters, and skips the batches
+            of earlier clocks.
+        passed: the clock of the checkpoint from which the run was resumed; the batches of earlier
+            clocks are skipped as well.
+        rounds: the number of batches per epoch of the worker that has most, if workers are in step.
+        before: the number of this worker's batches that are done at that checkpoint, if workers are
+            not in step. None for the number that follows from `passed`.
 
     Returns:
-        A generator of requests, which returns the number of steps.
+        A generator of requests, which returns the number of steps, skipped ones included.
     """
     yield from _begin(strategy, model, rank, clock)
     step, enough = 0, False
@@ -120,8 +122,8 @@ def leased_program(
     """Train a worker on the batches that the scheduler leases to it.
 
     A worker without a lease takes steps without data while others still have batches, because it
-    gets the batches of one that dies. With asynchronous tables it waits for a lease instead.
-    Arguments and result are those of `train_program`.
+    gets the batches of a worker that dies. With asynchronous tables it waits for a lease instead.
+    The arguments and the result are those of `train_program`.
     """
     yield from _begin(strategy, model, rank, clock)
     alone = all(spec.consistency.name == "asp" for spec in strategy.tables(model))
@@ -159,7 +161,7 @@ def _begin(strategy: Strategy, model: Model, rank: int, clock: int) -> Program:
 
 
 def _over(strategy: Strategy, clock: int, passed: int, before: int | None) -> int:
-    """The clocks to leave out; where workers are not in step, the batches."""
+    """Return the number of clocks to skip, or of batches if workers are not in step."""
     if strategy.traits.in_step:
         return clock + passed
     done = strategy.batches_at(passed)
@@ -168,13 +170,13 @@ def _over(strategy: Strategy, clock: int, passed: int, before: int | None) -> in
 
 
 class _Skipped:
-    """The batches that a worker leaves out, because they belong to clocks that are over.
+    """The batches that a worker skips, because they belong to clocks that are over.
 
     In an epoch of workers in step each clock has `period` batches of the worker that has most. The
-    last clock with batches may have fewer, and `idle_rounds` after that have none. Where they are
-    not in step, each batch is counted by itself.
+    last clock with batches may have fewer, and the `idle_rounds` clocks after it have none. If
+    workers are not in step, each batch counts as a clock.
 
-    clocks: that are still to be left out
+    clocks: the number of clocks that are still to be skipped
     """
 
     def __init__(self, strategy: Strategy, clocks: int, rounds: int) -> None:
@@ -185,25 +187,29 @@ class _Skipped:
         self.clocks = clocks
 
     def come_to(self, clock: int) -> None:
-        """Leave out the batches of rounds that have closed without this worker."""
+        """Skip the batches of rounds that have closed without this worker."""
         self.clocks = max(self.clocks, clock - self._clock)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch's batches."""
+        """Begin the batches of an epoch."""
         self._own = self._of_clock = 0
         if self._strategy.traits.skips_closed_rounds:  # each batch belongs to a clock
             rounds = -(-self._rounds // self._strategy.period(0))
             self._clock = epoch * (rounds + self._strategy.traits.idle_rounds)
 
     def skips(self) -> bool:
-        """Whether the next batch is left out."""
+        """Count the next batch; return whether it is skipped."""
         skips = self.clocks > 0
         self._own += 1
         self._count()
         return skips
 
     def end_epoch(self, epoch: int) -> tuple[int, bool]:
-        """How many batches of others are left out at the epoch's end, and whether it is over."""
+        """Skip the end of an epoch; return the number of skipped steps, and whether it is over.
+
+        These are steps without a batch of this worker: those of workers that have more batches, and
+        those of idle rounds but the first.
+        """
         if not self._strategy.traits.in_step:
             return 0, True
         idle = 0
@@ -211,7 +217,7 @@ class _Skipped:
             self._own, idle = self._own + 1, idle + 1
             self._count()
         if self._strategy.exchanges_after(epoch):
-            if self._of_clock and self.clocks:  # what is left
+            if self._of_clock and self.clocks:  # the clock of the last few batches
                 self._next()
             for number in range(self._strategy.traits.idle_rounds):
                 if not self.clocks:

@@ -1,14 +1,14 @@
 """Training from worker to worker: each mixes its parameters with those of its neighbours.
 
 The workers are the nodes of a graph, which is complete or a ring. Each takes a step of its own
-optimizer, sends its parameters to its neighbours, and replaces them by the mean of its own and
-theirs, of d neighbours::
+optimizer, sends its parameters to its d neighbours, and replaces them by the mean of its own and
+the neighbours'::
 
     x_i <- x_i - lr g_i(x_i)        x_i <- (x_i + sum_j x_j) / (d + 1)
 
-A worker that has taken all its steps passes on what it gets, so that a ring stays one, until all
-are known to have finished; that goes from neighbour to neighbour as well. At the end all take the
-mean over all workers, weighted by their steps: it is what was trained.
+A worker that has taken all its steps continues to mix and send, so that a ring stays connected,
+until it knows that all workers have finished. This knowledge spreads from neighbour to neighbour.
+At the end all workers take the mean over all workers, weighted by their steps: the trained model.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class PeerToPeer(Strategy):
 
     With mode "sync" a worker mixes with the parameters of its own round, and is at most one batch
     ahead of its neighbours. On a complete graph that is synchronous SGD with the workers' mean
-    gradient, as long as all have data. With mode "async" it mixes with parameters once they have
-    arrived, the newest of each neighbour, without waiting (Tsitsiklis et al. 1986)::
+    gradient, as long as all have data. With mode "async" it mixes with the newest parameters of
+    each neighbour that have arrived, without waiting (Tsitsiklis et al. 1986)::
 
         x_i <- x_i + sum_{j: x_j is new} (x_j - x_i) / (d + 1)
 
-    State: the parameters and the optimizer's slots of each worker. A checkpoint has them, if every
-    worker has come to its clock: there is none after one of them has no batches left. With
-    `--on-worker-loss drop` the others go on without a worker that is lost, and on a ring its
-    neighbours become each other's. If one is lost in the mean at the end, the others keep their own
-    parameters. `shoal.Optimizer.flush` takes that mean as well; until then workers differ.
+    State: the parameters and the optimizer's slots of each worker. A checkpoint has them if every
+    worker reaches its clock: there is no checkpoint after a worker has no batches left. With
+    `--on-worker-loss drop` the others continue without a lost worker, and its two neighbours on a
+    ring become neighbours. If a worker is lost during the mean at the end, the others keep their
+    own parameters. `shoal.Optimizer.flush` takes that mean as well; until then workers differ.
 
     References:
         Lian et al. 2017, algorithm 1, whose gradient may also be taken before the mean (section 3).
@@ -85,11 +85,11 @@ class PeerToPeer(Strategy):
         super().__init__(options)
         self._inner = WorkerOptimizer(options)
         self._in_order = self.settings.mode == "sync"
-        self._phase = 0  # how often all workers have come together
-        self._steps = 0  # of this worker, in this phase
-        self._clocks: dict[int, int] = {}  # by rank, in this phase, as far as known
+        self._phase = 0  # the number of means over all workers so far
+        self._steps = 0  # the steps of this worker in this phase
+        self._clocks: dict[int, int] = {}  # by rank: the latest known clock of this phase
         self._average: WeightedMean | None = None
-        self._ranks = frozenset(range(options.workers))  # of the workers that are left
+        self._ranks = frozenset(range(options.workers))  # the ranks of the workers that are left
 
     def tables(self, model: Model) -> list[TableSpec]:
         return []
@@ -144,10 +144,10 @@ class PeerToPeer(Strategy):
         )
 
     def _mix(self, values: Tensor, found: Neighbourhood, number: int) -> None:
-        """Replace a buffer by the mean, in the order of ranks, so that equal sums are equal bits.
+        """Replace a buffer by the mean, in the order of ranks, so that equal sums have equal bits.
 
-        A neighbour without a new version counts with this worker's own values. Its last version is
-        in them already, and mixing it again would pull this worker back.
+        A neighbour without a new version counts with this worker's own values. They already include
+        its last version, and mixing that again would pull this worker back.
         """
         import torch
 
@@ -170,27 +170,28 @@ class PeerToPeer(Strategy):
         return self._steps > 0
 
     def settle(self, model: Model) -> Program:
-        """Pass on what comes until all workers have finished; then take the mean over all."""
+        """Exchange with the neighbours until all workers have finished; then take the mean."""
         self._clocks[self.options.rank] = FOREVER
         told: dict[int, int] = {}
         while not all(self._clocks.get(rank) == FOREVER for rank in self._ranks):
             if self._in_order:
                 yield from self._exchange(model, "all")
-            elif self._clocks != told:  # some worker has taken a step: pass it on
+            elif self._clocks != told:  # some worker has taken a step: tell the neighbours
                 told = dict(self._clocks)
                 yield from self._exchange(model, "none")
             else:
                 yield from self._exchange(model, "any", sends=False)
-        yield self._request(model, "none")  # so that the neighbours know it as well
+        yield self._request(model, "none")  # tells the neighbours that all have finished
         steps, self._steps = self._steps, 0
         self._phase += 1
         self._clocks.clear()
         yield from self._mean(model, steps)
 
     def _mean(self, model: Model, steps: int) -> Program:
-        """Replace the parameters by their mean over all workers; if one is lost, leave them.
+        """Replace the parameters by their mean over all workers; keep them if a worker is lost.
 
-        It is weighted by their steps: a worker without data may have begun late, and mixed little.
+        The weights are the numbers of steps: a worker without data may have begun late, and mixed
+        little.
         """
         assert self._average is not None, "begin comes first"
         sums = {buffer: wire[:-WIRE_TAIL] for buffer, wire in model.wires.items()}

@@ -1,4 +1,4 @@
-"""What strategies without servers share: a weighted mean over the workers, by allreduce."""
+"""The common part of strategies without servers: a weighted mean over the workers, by allreduce."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ class _Group:
     """The values of one buffer, prepared for all steps.
 
     Attributes:
-        values: a view of the buffer that is reduced.
-        tail: the elements behind them, whose means say of the workers: their weight, how many lack
-            a gradient, how many are flagged, how many have one in an idle buffer, and their rate
-            of learning, weighted.
-        told: memory for what this worker says in `tail`.
-        reduction: the allreduce of both.
+        buffer: the name of the buffer.
+        values: the values of the buffer, a view of the memory that is reduced.
+        tail: the elements behind the values. Their means over the workers are the weight, the share
+            of workers that lack a gradient, the share that raise the flag, the share that have a
+            gradient in an idle buffer, and the learning rate times the weight.
+        told: the memory in which this worker prepares its `tail`.
+        reduction: the allreduce of the values and the tail.
     """
 
     buffer: str
@@ -40,9 +41,9 @@ class Mean:
     """The result of a mean over the workers.
 
     Attributes:
-        weight: the workers' mean weight; with 0 the values are void.
+        weight: the workers' mean weight; if it is 0, the values have no meaning.
         absent: the parameters that no worker has a value for.
-        flagged: share of the workers that have raised the flag.
+        flagged: the share of the workers that have raised the flag.
         rates: by buffer, the workers' mean learning rate.
     """
 
@@ -67,13 +68,13 @@ class AveragesGradients(Protocol):
 class WeightedMean:
     """The mean of values over the workers: sum_i w_i v_i / sum_i w_i.
 
-    A parameter that only some workers have a value for gets the mean over those. That takes a
-    second, small allreduce of their weights, in steps where a worker lacks some. Buffers that are
-    idle from the start are left out until a worker has a value in one.
+    A parameter that only some workers have a value for gets the mean over those workers. This takes
+    a second, small allreduce of the weights by parameter, in steps where a worker lacks some
+    values. Idle buffers are left out of each step in which no worker has a value in one.
 
     Args:
         wires: by buffer, (n + WIRE_TAIL,): the values, with room behind them.
-        spans: by buffer, where each parameter begins.
+        spans: by buffer, the beginning of each parameter.
         idle: the buffers whose parameters are all frozen.
     """
 
@@ -107,7 +108,7 @@ class WeightedMean:
         flag: bool = False,
         rates: Mapping[str, float] = {},
     ) -> Generator[Any, Any, Mean]:
-        """Replace the values by their mean, this worker's with weight `share`."""
+        """Replace the values by their mean, in which this worker has the weight `share`."""
         lacks = any(group.buffer in absent for group in self._used)
         woken = any(self._has_some(group, absent) for group in self._idle) and share > 0
         told = share, float(lacks), float(flag), float(woken)
@@ -135,7 +136,10 @@ class WeightedMean:
     def _by_parameter(
         self, groups: Sequence[_Group], share: float, absent: Numbers
     ) -> Generator[Any, Any, Numbers]:
-        """Divide each parameter's sum by the weight of the workers that have it."""
+        """Divide each parameter's sum by the weight of the workers that have a value for it.
+
+        Returns the parameters that no worker has a value for.
+        """
         import torch
 
         weights: list[float] = []
@@ -185,7 +189,7 @@ def _reduce(
 
 
 def leave_together(prefix: str) -> Program:
-    """Wait until all workers have their last sum: one may lack what another has sent for it."""
+    """Wait until all workers have their last sum, so that none leaves while another lacks data."""
     yield EnterBarrier(f"{prefix} done")
 
 
@@ -193,5 +197,5 @@ def spread_values(model: Model, writes: bool) -> Program:
     """Replace the parameters by those of the worker that `writes`."""
     for _, values in sorted(model.values.items()):
         if not writes:
-            values.zero_()  # the sum is then the writer's
+            values.zero_()  # the sum then equals the writer's values
         yield AllReduce(values)

@@ -42,7 +42,7 @@ class OptimizerState:
     """The state of the optimizer of one buffer of flat parameters.
 
     Attributes:
-        updates: number of updates so far, of each parameter.
+        updates: the number of updates so far, for each parameter.
         slots: by name in the access method's `slots()`, a tensor shaped as the parameters.
     """
 
@@ -61,7 +61,7 @@ class StateInTables(Protocol):
         clock: int = 0,
         states: Mapping[str, OptimizerState] | None = None,
     ) -> Program:
-        """Begin as `Strategy.begin` says, with the optimizer's state of rank 0, by buffer."""
+        """Begin as `Strategy.begin` does, with the optimizer's `states` of rank 0, by buffer."""
         ...
 
     def read_state(self, model: Model) -> Generator[Any, Any, dict[str, OptimizerState]]:
@@ -76,11 +76,11 @@ class StateInTables(Protocol):
 
 
 class ServerStrategy(Strategy):
-    """Push, advance, pull in one exchange; leaves give the consistency.
+    """Base class of strategies that push, advance and pull in one exchange.
 
-    A push leaves out the parameters without a gradient, as torch's optimizers do: their values and
-    their optimizer's state stay as they are. In a round, a parameter that some workers have a
-    gradient for gets the mean over those.
+    Subclasses define the consistency. A push leaves out the parameters without a gradient, as
+    torch's optimizers do: their values and their optimizer's state stay as they are. In a round, a
+    parameter that only some workers have a gradient for gets the mean over those workers.
     """
 
     consistency: Consistency
@@ -102,7 +102,7 @@ class ServerStrategy(Strategy):
         clock: int = 0,
         states: Mapping[str, OptimizerState] | None = None,
     ) -> Program:
-        """Distribute rank 0's parameters, and the optimizer's `states` by buffer if it has any."""
+        """Distribute rank 0's parameters, and its optimizer's `states` by buffer if given."""
         self._ops, self._asked = TableOps(model, self.options.prefix), None
         self.clock = clock
         writes = rank == 0 and not clock
@@ -112,7 +112,7 @@ class ServerStrategy(Strategy):
         self._bind(model)
 
     def _bind(self, model: Model) -> None:
-        """Make the buffers that steps need, once the model has its parameters."""
+        """Allocate the buffers that steps need, after the model has got its parameters."""
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
         loss, weight = (nan, 0.0) if batch is None else model.gradient(batch)
@@ -125,11 +125,11 @@ class ServerStrategy(Strategy):
         return StepResult(loss, weight, outcome.round_weight, self._behind(outcome), at)
 
     def _behind(self, outcome: Outcome) -> int:
-        """Clocks by which the slowest worker is behind this one."""
+        """Return the number of clocks by which the slowest worker is behind this one."""
         return max(0, self.clock - outcome.clock_min) if outcome.clock_min >= 0 else 0
 
     def _exchange(self, model: Model, weight: float) -> Exchange:
-        """A step's exchange; the previous object if it is equal, because that is routed already."""
+        """Return the exchange of a step; the last object if equal, which is routed already."""
         assert self._ops is not None, "begin comes first"
         with_ = weight, self.rates, model.absent, model.idle
         if self._asked is None or self._asked_with != with_:
@@ -142,8 +142,8 @@ class ServerStrategy(Strategy):
     def rewrite(self, model: Model, written: Numbers, writes: bool) -> Program:
         """Assign parameters that all workers have written to alike, before the round's gradients.
 
-        Where workers are not in step, another one's update may come in between: only a worker that
-        is alone may do so.
+        If workers are not in step, an update of another worker may come in between. Then only a
+        worker that is the only one of the run may write to parameters.
         """
         assert self._ops is not None, "begin comes first"
         together = self.consistency == bsp() and self.traits.in_step
@@ -162,10 +162,10 @@ class ServerStrategy(Strategy):
             yield Exchange(self._ops.assigns(written), assign=True)
 
     def read_state(self, model: Model) -> Generator[Any, Any, dict[str, OptimizerState]]:
-        """Return copies of the optimizer's state, by buffer. One worker may ask alone.
+        """Return copies of the optimizer's state, by buffer; one worker may ask alone.
 
-        They are of this worker's clock under "sync". Otherwise each fragment is of one moment, and
-        all are of the same one only after a barrier.
+        Under "sync" the state is that at this worker's clock. Otherwise each fragment is of one
+        moment, and all are of the same moment only after a barrier.
         """
         import torch
 
@@ -178,7 +178,7 @@ class ServerStrategy(Strategy):
                 updates = 0
                 for piece in pieces(spec, span, len(names)):
                     rows = slice(piece.start, piece.stop)
-                    out = byte_view(torch.empty_like(values[rows]))  # this worker has them
+                    out = byte_view(torch.empty_like(values[rows]))  # not used
                     slots = tuple(byte_view(slot[rows]) for slot in state.slots.values())
                     outcome = yield Exchange(pulls=(PullOp(spec.name, piece, out, slots=slots),))
                     updates = max(updates, outcome.updates)
@@ -191,7 +191,7 @@ class ServerStrategy(Strategy):
     ) -> Program:
         """Replace the parameters and the optimizer's state by those of the worker that `writes`.
 
-        All workers take part: the others get the parameters into their models.
+        All workers take part: the others pull the parameters into their models.
         """
         assert self._ops is not None, "begin comes first"
         yield EnterBarrier(f"{self.options.prefix} loading")  # no push is under way any more
@@ -224,17 +224,17 @@ class ServerStrategy(Strategy):
         yield from self._ops.end()
 
 
-STATE_BYTES = 64 << 20  # of a table's rows and slots that one request reads or writes
+STATE_BYTES = 64 << 20  # bytes of rows and slots that one request reads or writes
 
 
 def spans_of(spec: TableSpec) -> list[KeyRange]:
-    """The rows of each span of a table; all rows if it has none."""
+    """Return the rows of each span of a table; all rows if it has no spans."""
     starts = [span.start for span in spec.spans] or [0]
     return [KeyRange(*edge) for edge in pairwise([*starts, spec.rows])]
 
 
 def joined(spans: Sequence[KeyRange], updates: Sequence[int]) -> Iterator[tuple[KeyRange, int]]:
-    """Yield the spans with their numbers of updates, adjacent ones with one number together.
+    """Yield the spans with their numbers of updates; join adjacent spans of equal numbers.
 
     >>> [(str(rows), count) for rows, count in joined([KeyRange(0, 2), KeyRange(2, 5)], [3, 3])]
     [('[0:5)', 3)]
@@ -264,11 +264,12 @@ class Sync(ServerStrategy):
 
     With `quorum` = k a step takes the gradients of k workers, and of those that push within
     `grace_s` seconds after the k-th (backup workers). A gradient that comes later is dropped, and
-    its worker leaves out the batches of steps that are over. Workers without data count in a quorum
-    as well, so it is for even splits. With `merge` "median" or "trimmed_mean" one worker with wrong
-    gradients has little influence: g is then taken element by element, without weights.
+    its worker skips the batches of steps that are over. Workers without data count in a quorum as
+    well, so that a quorum fits even splits. With `merge` "median" or "trimmed_mean" one worker with
+    wrong gradients has little influence: g is then taken element by element, without weights.
 
-    State: none but the tables. A worker that is late for a step is waited for, or dropped (quorum).
+    State: in the tables only. The others wait for a worker that is late for a step; with a quorum
+    they continue without it.
 
     References:
         Valiant 1990 (BSP); Chen et al. 2016, section 3 (backup workers); Yin et al. 2018, section 4
@@ -300,20 +301,20 @@ class Sync(ServerStrategy):
 class GradientCoding(ServerStrategy):
     """Strategy "gradient_coding": synchronous SGD on replicated blocks, which ignores stragglers.
 
-    The workers form groups of r = `--redundancy`; all of a group have the same batches. A step
-    takes one gradient of each group, the first that is there, so that it is exactly that of n / r
-    workers without copies, though up to r - 1 workers of each group are late or dead::
+    The n workers form groups of r = `--redundancy`; all workers of a group have the same batches. A
+    step takes the first gradient of each group, so that it is exactly the step of n / r workers
+    without copies, even if up to r - 1 workers of each group are late or dead::
 
         g = sum_j w_j g_j / sum_j w_j        over groups j        theta <- update(theta, g)
 
-    Workers of a group compute the same gradients only where the model draws no random numbers
-    (no dropout). A worker that is late leaves out the batches whose steps are over.
+    Workers of a group compute the same gradients only if the model draws no random numbers (no
+    dropout). A late worker skips the batches whose steps are over.
 
-    State: none but the tables. A late worker holds nobody up, as long as another of its group does
-    not.
+    State: in the tables only. A late worker delays no other worker, as long as another worker of
+    its group is not late.
 
     Raises:
-        InvalidValue: no copies, or a number of workers that cannot be divided by r.
+        InvalidValue: r is less than 2, or the number of workers cannot be divided by r.
 
     References:
         Tandon et al. 2017, section 4 (fractional repetition scheme).
@@ -354,7 +355,7 @@ class StaleSync(ServerStrategy):
     arrival, or at the end of their round with apply_at "round_end".
 
     Raises:
-        InvalidValue: a negative staleness, or another `apply_at`.
+        InvalidValue: a negative staleness, or an unknown `apply_at`.
 
     References:
         Ho et al. 2013, section 2.

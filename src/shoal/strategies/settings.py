@@ -1,6 +1,6 @@
 """The settings of strategies, one class each: name, meaning, default and bounds (`--set name=value`).
 
-The papers' symbols are in the texts. Importable without torch.
+The texts have the symbols of the papers. The module is importable without torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.tables.consistency import Quorum
 
 
 class StrategySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of a strategy, each with a default: `--set name=value`. Here: none.
+    """Base class of the settings of a strategy, each with a default: `--set name=value`.
 
     Attributes:
         optimizer: the optimizer of a job that names none.
@@ -26,18 +26,18 @@ class StrategySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 def setting(text: str, **bounds: Any) -> Any:
-    """What a field of `StrategySettings` says of itself, with the bounds of `msgspec.Meta`."""
+    """Return the annotation of a field: its description, and the bounds of `msgspec.Meta`."""
     return msgspec.Meta(description=text, **bounds)
 
 
 def settings_of(
     name: str, kind: type[StrategySettings], given: Mapping[str, Any]
 ) -> StrategySettings:
-    """The settings of a strategy, some of them as given.
+    """Return the settings of a strategy, with defaults for those that are not given.
 
     Raises:
-        UnknownName: a setting that it does not have.
-        InvalidValue: a value of the wrong type, or out of its range.
+        UnknownName: the strategy does not have a setting.
+        InvalidValue: a value has the wrong type, or is out of its range.
     """
     for each in given:
         if each not in kind.__struct_fields__:
@@ -52,10 +52,10 @@ def settings_of(
 
 
 def quorum_of(quorum: int, grace_s: float, workers: int) -> Quorum | None:
-    """The rule by which rounds close, for a quorum of so many workers; None if all are waited for.
+    """Return the rule that closes rounds at a quorum; None without a quorum (0).
 
     Raises:
-        InvalidValue: there are fewer workers, or a grace window without a quorum.
+        InvalidValue: a quorum of more workers than there are, or a grace window without a quorum.
     """
     if quorum > workers:
         raise InvalidValue(f"quorum {quorum} is more than the {workers} workers")

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo: parameters in fragments, exchanged one after the other while steps go on."""
+"""Streaming DiLoCo: parameters in fragments, exchanged one after the other during the steps."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class StreamingDiLoCo(LocalUpdates):
     """Strategy "streaming_diloco": DiLoCo whose exchanges are spread over time.
 
     The parameters are cut into P `fragments`. Every tau / P steps the next one is exchanged: each
-    of them every tau steps, and at most 1/P of the parameters at once. The `overlap` next steps are
-    taken meanwhile; then what has come is mixed with what is there::
+    of them every tau steps, and at most 1/P of the parameters at once. The worker takes the next
+    `overlap` steps meanwhile, and then mixes the fragment with its own parameters::
 
         theta_p <- mixing theta_p + (1 - mixing) theta_p(outer)
 
     At the end of an epoch all fragments are exchanged, one after the other. With one fragment and
     no overlap it is "diloco".
 
-    State: on each worker its parameters and the inner optimizer's slots, in `state_dict`; the outer
-    optimizer's slots are in the tables, and so are the parameters of each fragment's last exchange.
-    A worker that takes the place of another begins from the tables, without what that one had not
-    exchanged. A worker that is late for a round is waited for.
+    State: the parameters and the inner optimizer's slots on each worker, in `state_dict`; the outer
+    optimizer's slots and the parameters of each fragment's last exchange in the tables. A worker
+    that replaces another begins from the tables, without the steps that the other had not
+    exchanged. The others wait for a worker that is late for a round.
 
     References:
         Douillard et al. 2025, "Streaming DiLoCo with overlapping communication", section 2 (H: tau,
@@ -79,10 +79,10 @@ class StreamingDiLoCo(LocalUpdates):
                 f"overlap {of.overlap} of strategy {self.name!r} has to be less than tau / "
                 f"fragments = {self.period(0)}, because one fragment is exchanged at a time"
             )
-        self._fresh: dict[str, Tensor] = {}  # by buffer: what is pulled
+        self._fresh: dict[str, Tensor] = {}  # by buffer: the pulled parameters
         self._fragments: list[tuple[tuple[PushOp, ...], tuple[PullOp, ...]]] = []
         self._owed: list[float] = []  # by fragment: weight of the batches since its last exchange
-        # The ticket, if it was not the run before that asked, and the fragment.
+        # The ticket (None for an exchange of the run before) and the number of the fragment.
         self._under_way: tuple[int | None, int] | None = None
         self._values: dict[str, Tensor] = {}  # the model's, or those of the run before
 
@@ -103,13 +103,13 @@ class StreamingDiLoCo(LocalUpdates):
         yield from super().begin(model, rank, clock)
         self._fresh = {buffer: each.clone() for buffer, each in model.values.items()}
         made = [self._ops_of(number) for number in range(self.settings.fragments)]
-        self._fragments = [each for each in made if each[0]]  # of small models, some have no rows
-        # until none is owed any more
+        self._fragments = [each for each in made if each[0]]  # in small models some have no rows
+        # one idle round for each fragment, so that none is owed any more
         self.traits = replace(self.traits, idle_rounds=len(self._fragments))
         self._continue(model)
 
     def _continue(self, model: Model) -> None:
-        """Go on as the run before, if there is one, whose fragment under way is in the tables."""
+        """Continue the run before, if there is one; its fragment under way is in the tables."""
         if not self._values:
             self._owed, self._under_way = [0.0] * len(self._fragments), None
         elif len(self._owed) != len(self._fragments):
@@ -126,7 +126,7 @@ class StreamingDiLoCo(LocalUpdates):
         return KeyRange(min(number * rows, len(values)), min((number + 1) * rows, len(values)))
 
     def _ops_of(self, number: int) -> tuple[tuple[PushOp, ...], tuple[PullOp, ...]]:
-        """The pushes and pulls of a fragment: a range of each buffer that reaches so far."""
+        """Return the pushes and pulls of a fragment: for the buffers that have rows in it."""
         pushes, pulls = [], []
         for buffer, fresh in sorted(self._fresh.items()):
             held, table = self._range(number, fresh), f"{self.options.prefix}.{buffer}"
@@ -146,7 +146,7 @@ class StreamingDiLoCo(LocalUpdates):
     def _exchange(
         self, model: Model, loss: float, weight: float
     ) -> Generator[Any, Any, StepResult]:
-        """Begin to exchange the next fragment; without a batch, wait for it."""
+        """Begin the exchange of the next fragment; wait for it without a batch or an overlap."""
         yield from self._take(model)
         self._steps, number = 0, self.round % len(self._fragments)
         share = self._owed[number] + weight
@@ -156,7 +156,7 @@ class StreamingDiLoCo(LocalUpdates):
             self._moved[buffer][part].copy_(self._before[buffer][part]).sub_(values[part])
         pushes, pulls = self._fragments[number]
         exchange = Exchange(pushes if share else (), advance=True, pulls=pulls, weight=share or 1.0)
-        self._owed[number] = -weight  # `step` adds it, and it is in this exchange
+        self._owed[number] = -weight  # `step` adds the weight, which is in this exchange
         self._under_way = (yield Start(exchange)), number
         self.clock += 1
         waits = not weight or not self.settings.overlap
@@ -179,7 +179,7 @@ class StreamingDiLoCo(LocalUpdates):
         return weight
 
     def _outcome(self, ticket: int | None) -> Generator[Any, Any, float]:
-        """Wait for an exchange, and return its round's weight; -1 if the run before had asked."""
+        """Wait for an exchange and return its round's weight; -1 for one of the run before."""
         if ticket is None:
             return -1.0
         outcome: Outcome = yield Wait(ticket)
@@ -199,7 +199,7 @@ class StreamingDiLoCo(LocalUpdates):
             yield from self._exchange(model, nan, 0.0)
 
     def spread(self, model: Model, writes: bool) -> Program:
-        if self._under_way is not None:  # it belongs to the parameters that are replaced
+        if self._under_way is not None:  # its parameters are replaced
             yield from self._outcome(self._under_way[0])
             self._under_way = None
         yield from super().spread(model, writes)

@@ -26,10 +26,10 @@ def table_specs(
     access: Access | None = None,
     **more: Any,
 ) -> list[TableSpec]:
-    """One table per buffer of the model.
+    """Return the specifications of the tables, one for each buffer of the model.
 
-    access: of all of them, in place of the options'
-    more: further fields of the specifications
+    access: the access method of all tables, in place of those of the options
+    more: the further fields of the specifications
     """
     return [
         TableSpec(
@@ -48,7 +48,7 @@ def table_specs(
 
 
 def byte_view(tensor: Tensor) -> memoryview:
-    """A flat tensor's memory as bytes."""
+    """Return the memory of a flat tensor as bytes."""
     import torch
 
     view: memoryview = tensor.detach().view(torch.uint8).numpy().data
@@ -56,7 +56,7 @@ def byte_view(tensor: Tensor) -> memoryview:
 
 
 def rows_without(spans: Sequence[Span], absent: Sequence[int], stop: int) -> Iterator[KeyRange]:
-    """Yield the rows of all spans but some, adjacent ones together.
+    """Yield the rows of all spans but the absent ones; join adjacent spans.
 
     >>> [str(rows) for rows in rows_without([Span(0), Span(16), Span(48)], [1], 64)]
     ['[0:16)', '[48:64)']
@@ -74,13 +74,13 @@ def rows_without(spans: Sequence[Span], absent: Sequence[int], stop: int) -> Ite
 
 
 class TableOps:
-    """Push and pull operations of a model's tables, built once: its buffers do not move.
+    """Push and pull operations of a model's tables, built once, because the buffers do not move.
 
     Args:
         model: the model.
-        prefix: of the tables' names.
-        pushed: by buffer, what is pushed; the gradients if not given.
-        pulled: by buffer, where the parameters are pulled to; the model's own if not given.
+        prefix: the prefix of the tables' names.
+        pushed: by buffer, the values to push; the gradients if not given.
+        pulled: by buffer, the memory to pull the parameters to; the model's own if not given.
     """
 
     def __init__(
@@ -99,20 +99,20 @@ class TableOps:
 
     @property
     def pulls(self) -> tuple[PullOp, ...]:
-        """Pulls of the tables whose parameters are not all frozen."""
+        """The pulls of the tables whose parameters are not all frozen."""
         if not self._model.idle:
             return self.all_pulls
         return tuple(op for buffer, op in self._pulls.items() if buffer not in self._model.idle)
 
     def begin(self, writes: bool) -> Program:
-        """Pull the parameters, which the worker that `writes` has assigned."""
+        """Pull the parameters, after the worker that `writes` has assigned them."""
         if writes:
             yield Exchange(tuple(self._assigns.values()), assign=True)
         yield EnterBarrier(f"{self._prefix} written")
         yield Exchange(pulls=self.all_pulls)
 
     def spread(self, writes: bool) -> Program:
-        """Pull the parameters of the worker that `writes`, in place of those that were trained."""
+        """Replace the tables' parameters by those of the worker that `writes`, and pull them."""
         yield EnterBarrier(f"{self._prefix} loading")  # no push is under way any more
         if writes:
             yield Exchange(tuple(self._assigns.values()), assign=True)
@@ -126,7 +126,7 @@ class TableOps:
         yield Exchange(pulls=self.all_pulls)
 
     def pushes(self, rates: Mapping[str, float], absent: Numbers = NONE) -> tuple[PushOp, ...]:
-        """What is pushed, with these learning rates by buffer, but for the `absent` parameters."""
+        """Return the pushes of all but the `absent` parameters, with learning rates by buffer."""
         ops: list[PushOp] = []
         for buffer, op in self._pushes.items():
             if buffer in self._model.idle:
@@ -137,7 +137,7 @@ class TableOps:
         return tuple(ops)
 
     def assigns(self, written: Numbers) -> tuple[PushOp, ...]:
-        """Pushes of the values of some parameters."""
+        """Return the pushes of the values of some parameters."""
         ops: list[PushOp] = []
         for buffer, numbers in written.items():
             others = {*range(len(self._model.spans[buffer]))} - {*numbers}

@@ -1,6 +1,7 @@
-"""The optimizer of strategies that update parameters on workers: an access method, or a caller's.
+"""The optimizer of strategies that update parameters on workers.
 
-It is the access method that a server would run, on the worker's own flat parameters.
+It is the access method that a server would run, on the worker's own flat parameters, or the
+caller's function.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Values(Protocol):
-    """What has parameters by buffer: a model, or copies of its parameters."""
+    """Parameters by buffer: those of a model, or copies of them."""
 
     @property
     def values(self) -> dict[str, Tensor]: ...
@@ -35,21 +36,21 @@ class WorkerOptimizer:
         options: the optimizers of the buffers, or the caller's `update`.
 
     Attributes:
-        updates: number of updates so far.
+        updates: the number of updates so far.
     """
 
     def __init__(self, options: StrategyOptions) -> None:
         self._options = options
         self._slots: dict[str, dict[str, Tensor]] = {}
         self._buffers: dict[str, _Buffer] = {}
-        self._behind: dict[str, list[int]] = {}  # of the state that was loaded
+        self._behind: dict[str, list[int]] = {}  # by buffer, from the loaded state
         self.updates = 0
 
     def bind(self, model: Values, updates: Mapping[str, Tensor]) -> None:
         """Prepare for a model; `updates` holds, by buffer, the (n,) gradients of every step.
 
         Raises:
-            InvalidValue: the state that was loaded is another optimizer's.
+            InvalidValue: the loaded state is that of another optimizer.
         """
         import torch
 
@@ -86,11 +87,11 @@ class WorkerOptimizer:
         self.updates += 1
 
     def skip(self) -> None:
-        """Count an update that this worker leaves out."""
+        """Count an update that this worker skips."""
         self.updates += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of updates, the slots of each buffer, and who has had fewer updates."""
+        """Return the number of updates, the slots by buffer, and the parameters' missed updates."""
         import torch
 
         behind = {name: torch.tensor(each.behind) for name, each in self._buffers.items()}
@@ -113,8 +114,8 @@ class _Buffer:
     """A buffer with its optimizer, which may update some of its parameters only.
 
     Attributes:
-        behind: for each parameter, how many updates have left it out.
-        apart: whether some have left out a parameter.
+        behind: for each parameter, the number of updates that have left it out.
+        apart: whether any update has left out a parameter.
     """
 
     def __init__(

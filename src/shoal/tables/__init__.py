@@ -1,7 +1,7 @@
-"""What servers store: table specifications, dense shards, access methods. No network, no time.
+"""The tables that servers store: their specifications, shards and access methods.
 
-`spec` and `schedules` import without torch, because schedulers and messages carry specifications;
-the others need it.
+Nothing here uses a network or a clock. `spec` and `schedules` import without torch, because
+schedulers and messages carry specifications; the others need it.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class NormalPairs:
         self._drawn = torch.empty(len(hashes), 2)
 
     def draw(self, deviation: float) -> Tensor:
-        """Return (2 n,) float32 numbers with mean 0 and this deviation, valid until the next."""
+        """Return (2 n,) normal float32 numbers of mean 0, valid until the next call."""
         radius, angle = self._radius, self._angle
         radius.copy_(self._high).abs_().add_(0.5).mul_(2.0**-31)
         radius.log_().mul_(-2.0).sqrt_().mul_(deviation)

@@ -126,7 +126,7 @@ class Shard(ABC):
         """Forget the state of all workers but `clients`, if the shard has any."""
 
     def changes(self) -> dict[str, Tensor] | None:
-        """Return the changes since the last checkpoint; None if the whole state is to be written."""
+        """Return the changes since the last checkpoint; None if all rows have to be written."""
         return None
 
     @abstractmethod

@@ -28,8 +28,9 @@ CALLER = Identity("worker-b", "worker", "job-1", TOKEN)
 class End:
     """One end of a connection, and everything that it has received.
 
-    sinks:       called with each announced payload's size; None discards it
-    on_deliver:  called with each payload
+    sinks:       called with the size of each announced payload; returns its sink, or None to
+                 discard it
+    on_deliver:  called with the sink of each payload
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -107,7 +108,7 @@ def poll_once(*ends: End, timeout_s: float = 0.05) -> None:
 
 
 def meet(transport: Transport, listener: Listener, me: Identity) -> tuple[Connection, End]:
-    """Connect to a listener and serve it meanwhile: both ends, once both have shaken hands.
+    """Connect to a listener, which is served meanwhile; return both ends after the handshake.
 
     Raises what `connect` raises, once the listener's side has seen the failure as well. Others may
     call at the same time and leave, such as a process that probes whether the address is in use.
@@ -153,7 +154,7 @@ def listening(make: Make, me: Identity = LISTENER) -> Iterator[tuple[Transport, 
 
 @contextmanager
 def connected(make: Make) -> Iterator[Pair]:
-    """A pair of ends; whatever a law does with them, they are closed."""
+    """Yield a pair of ends, and close both, whatever a law does with them."""
     with listening(make) as (transport, listener):
         caller, callee = meet(transport, listener, CALLER)
     try:
@@ -175,7 +176,7 @@ def raises(kind: type[ShoalError]) -> Iterator[list[ShoalError]]:
 
 
 def laws_in(module: str) -> tuple[Law, ...]:
-    """The laws of a module, in order: its functions of `make` alone."""
+    """Return the laws of a module, in order: its functions with the one parameter `make`."""
     functions = [each for each in vars(sys.modules[module]).values() if isfunction(each)]
     own = [each for each in functions if each.__module__ == module]
     return tuple(each for each in own if list(signature(each).parameters) == ["make"])

@@ -28,7 +28,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def messages_arrive_in_order_and_intact(make: Make) -> None:
-    """Every kind of message, both ways."""
+    """Send every kind of message, both ways."""
     with connected(make) as pair:
         for _ in range(3):
             for message in EXAMPLES:
@@ -44,7 +44,7 @@ def messages_arrive_in_order_and_intact(make: Make) -> None:
 
 
 def many_small_messages_do_not_deadlock(make: Make) -> None:
-    """Both ends send more than any buffer holds before either reads; and nothing is left unread."""
+    """Send more than any buffer holds from both ends before either reads; read all of it."""
     count = 20_000
     with connected(make) as pair:
         for number in range(count):
@@ -57,7 +57,7 @@ def many_small_messages_do_not_deadlock(make: Make) -> None:
 
 
 def large_headers_arrive(make: Make) -> None:
-    """Headers around and beyond any inbox, with small messages and payloads between them."""
+    """Send headers around and beyond the size of any inbox, with small ones and payloads."""
     with connected(make) as pair:
         sent: list[Message] = []
         for size in (60, 64, 66, 100, 200, 3000):
@@ -73,7 +73,7 @@ def large_headers_arrive(make: Make) -> None:
 
 
 def a_message_that_makes_no_sense_is_reported(make: Make) -> None:
-    """Its payload is drained, nothing is delivered, and the next message is intact."""
+    """Check that the payload is drained, nothing is delivered, and the next message is intact."""
     nonsense = Nudge(7)  # type: ignore[arg-type]
     with connected(make) as pair:
         pair.caller.send(nudge(1))
@@ -101,7 +101,7 @@ def receiving_does_not_wait(make: Make) -> None:
 
 
 def payloads_land_in_their_sinks(make: Make) -> None:
-    """From several buffers into several views, cut elsewhere; nothing beyond them is touched."""
+    """Send several buffers into several views, cut elsewhere; nothing beyond them is touched."""
     with connected(make) as pair:
         for size in (0, 1, 64, 64 * KIB, MIB):
             for pieces in (1, 3, 40):
@@ -132,7 +132,7 @@ def _one_payload(pair: Pair, size: int, pieces: int) -> None:
 
 
 def many_buffers_leave_and_land(make: Make) -> None:
-    """More buffers and views than one system call takes."""
+    """Send more buffers to more views than one system call takes."""
     data, into = noise(5000), bytearray(5000)
     with connected(make) as pair:
         pair.callee.sinks = lambda nbytes: Sink([memoryview(into)[i : i + 1] for i in range(5000)])
@@ -142,7 +142,7 @@ def many_buffers_leave_and_land(make: Make) -> None:
 
 
 def a_discarded_payload_is_drained(make: Make) -> None:
-    """And the message is delivered without it; what follows is intact."""
+    """Check that the message is delivered without its payload, and what follows is intact."""
     with connected(make) as pair:
         for size in (1, 64 * KIB, 5 * MIB):
             pair.callee.delivered.clear()
@@ -156,7 +156,7 @@ def a_discarded_payload_is_drained(make: Make) -> None:
 
 
 def a_revoked_sink_is_not_written_to(make: Make) -> None:
-    """Revoked while its payload is underway: the rest goes nowhere, and what follows is intact."""
+    """Revoke a sink while its payload is under way: the rest is dropped, what follows is intact."""
     with connected(make) as pair:
         into = bytearray(40 * MIB)
         sink = Sink([memoryview(into)[: MIB + 1], memoryview(into)[MIB + 1 :]])
@@ -175,7 +175,7 @@ def a_revoked_sink_is_not_written_to(make: Make) -> None:
 
 
 def a_sink_is_delivered_by_view_if_it_asks_for_that(make: Make) -> None:
-    """Each view when it is full and before the next is begun: they are the same memory."""
+    """Check that each view is delivered when full and before the next begins: they share memory."""
     for size, step in ((7, 3), (100 * KIB, 30_001), (9 * MIB, MIB)):
         for lends in (False, True):
             with connected(make) as pair:
@@ -199,7 +199,7 @@ def _one_by_view(pair: Pair, data: bytes, step: int, lends: bool) -> None:
 
 
 def a_sink_by_view_may_be_revoked_between_two(make: Make) -> None:
-    """The rest goes nowhere, it is delivered once more, and what follows is intact."""
+    """Check that the rest is dropped, the sink delivered once more, and what follows intact."""
     for lends in (False, True):
         _one_revoked(make, lends)
 
@@ -240,7 +240,7 @@ def a_sink_of_another_size_is_refused(make: Make) -> None:
 
 
 def lent_rows_may_change_after_their_recall(make: Make) -> None:
-    """Also where the message is far larger than what leaves at once."""
+    """Recall the rows of messages that are far larger than what leaves at once."""
     with connected(make) as pair:
         source, guard = bytearray(noise(20 * MIB)), CopyOnWriteGuard()
         for _ in range(2):
@@ -281,7 +281,7 @@ def the_backlog_is_what_was_given_and_not_sent(make: Make) -> None:
 
 
 def anything_arrives_both_ways_at_once(make: Make) -> None:
-    """Sizes around every limit, cut anywhere, read now and then, some of them lent."""
+    """Send payloads of sizes around every limit, cut anywhere, some lent; read now and then."""
     sizes = (0, 1, 100, 5000, 32 * KIB - 1, 32 * KIB, 100_001, MIB, 4 * MIB + 1, 9_000_001)
     draw = random.Random(0)
     with connected(make) as pair:
@@ -308,7 +308,7 @@ def anything_arrives_both_ways_at_once(make: Make) -> None:
 
 
 def content(sink: Sink | None) -> bytes:
-    """What has landed in a sink; nothing where there is none."""
+    """Return what has landed in a sink; nothing where there is no sink."""
     return b"" if sink is None else b"".join(sink.views)
 
 
@@ -321,7 +321,7 @@ def noise(nbytes: int, seed: int = 0) -> bytes:
 
 
 def _cut(data: bytes | bytearray, pieces: int) -> list[memoryview]:
-    """Uneven consecutive views of `data`, the first of one byte, an empty one among them."""
+    """Return uneven consecutive views of `data`, the first of one byte, an empty one among them."""
     view = memoryview(data)
     draw = random.Random(pieces)
     inner = sorted(draw.randrange(len(data) + 1) for _ in range(pieces - 1))

@@ -82,21 +82,21 @@ def _run(
 
 
 def reaches_the_minimum(kind: type[Strategy], **settings: Any) -> None:
-    """Where all workers have like data, all end at the minimum."""
+    """Check that all workers end at the minimum if all have the same data."""
     for worker in _run(kind, [20] * 4, settings, epochs=20, spread=0.0):
         off = (worker.model.values["x"] - torch.tensor(CENTRE, dtype=torch.float64)).abs().max()
         assert off <= NEAR, f"{kind.name} ends {off:g} from the minimum"
 
 
 def ends_with_equal_parameters(kind: type[Strategy], **settings: Any) -> None:
-    """All workers have the same parameters at the end, also where they have unlike data."""
+    """Check that all workers end with the same parameters, also where their data differ."""
     one, *others = _run(kind, [30] * 4, settings, epochs=2, spread=1.0)
     for worker in others:
         assert torch.equal(worker.model.values["x"], one.model.values["x"]), kind.name
 
 
 def bears_uneven_splits(kind: type[Strategy], **settings: Any) -> None:
-    """Workers with fewer batches, or none, neither wait for ever nor hold the others up."""
+    """Check that workers with fewer batches, or none, neither wait for ever nor hold others up."""
     counts = [40, 40, 10, 10] if kind.traits.replicates_batches else [40, 24, 0]
     for count, worker in zip(counts, _run(kind, counts, settings, 2, 1.0), strict=True):
         taken = sum(result.weight > 0 for result in worker.results)
@@ -104,7 +104,7 @@ def bears_uneven_splits(kind: type[Strategy], **settings: Any) -> None:
 
 
 def a_seed_gives_one_run(kind: type[Strategy], **settings: Any) -> None:
-    """The same seed gives the same run, bit for bit."""
+    """Check that the same seed gives the same run, bit for bit."""
     one, other = (_run(kind, [13] * 4, settings, epochs=2, spread=1.0) for _ in range(2))
     for first, second in zip(one, other, strict=True):
         assert first.times == second.times, kind.name
@@ -112,7 +112,7 @@ def a_seed_gives_one_run(kind: type[Strategy], **settings: Any) -> None:
 
 
 def says_what_it_is(kind: type[Strategy], **settings: Any) -> None:
-    """It has a name and a summary, and without servers it counts its exchanges."""
+    """Check that a strategy has a name and a summary, and without servers counts its exchanges."""
     assert kind.name, f"{kind.__name__} needs a name"
     assert kind.summary, f"{kind.name} needs a summary"
     worker = _run(kind, [8] * 4, settings, epochs=1, spread=1.0)[0]
@@ -121,7 +121,7 @@ def says_what_it_is(kind: type[Strategy], **settings: Any) -> None:
 
 
 def its_state_is_restored(kind: type[Strategy], **settings: Any) -> None:
-    """What `state_dict` has returned is restored by another one of its kind, new or used."""
+    """Check that another strategy of the kind, new or used, loads what `state_dict` returned."""
     saved = _run(kind, [8] * 4, settings, epochs=1, spread=1.0)[0].strategy
     used = _run(kind, [3] * 4, settings, epochs=1, spread=2.0)[0].strategy
     kind(saved.options).load_state_dict(saved.state_dict())
@@ -131,7 +131,7 @@ def its_state_is_restored(kind: type[Strategy], **settings: Any) -> None:
 
 
 def _unlike(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> list[str]:
-    """The entries of two states that differ."""
+    """Return the names of the entries in which two states differ."""
     found = [f"{path}{name}" for name in one.keys() ^ other.keys()]
     for name in one.keys() & other.keys():
         mine, theirs = one[name], other[name]

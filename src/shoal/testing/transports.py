@@ -48,7 +48,7 @@ def both_sides_learn_who_is_there(make: Make) -> None:
 
 
 def a_wrong_token_is_refused(make: Make) -> None:
-    """On both sides; the listener goes on and accepts the next, who knows the token."""
+    """Check that both sides refuse; the listener then accepts a caller who knows the token."""
     with listening(make) as (transport, listener):
         for token in ("a token that is wrong", "", TOKEN + " "):
             with raises(HandshakeFailed) as caught:
@@ -82,7 +82,7 @@ def a_token_is_never_shown(make: Make) -> None:
 
 
 def silence_is_not_waited_for(make: Make) -> None:
-    """`connect` gives up after its time where a listener never answers."""
+    """Check that `connect` does not wait beyond its time-out for a listener that never answers."""
     with listening(make) as (transport, listener), ThreadPoolExecutor(1) as pool:
         calling = pool.submit(transport.connect, listener.address, CALLER, 0.1)
         try:
@@ -110,7 +110,7 @@ def the_end_comes_after_what_was_sent(make: Make) -> None:
 
 
 def half_a_payload_is_never_delivered(make: Make) -> None:
-    """The sender closes while its payload is underway: it was delivered whole, or never."""
+    """Close the sender while its payload is under way: it is delivered whole, or never."""
     with connected(make) as pair:
         into = bytearray(40 * MIB)
         pair.callee.sinks = lambda nbytes: Sink([memoryview(into)])
@@ -123,7 +123,7 @@ def half_a_payload_is_never_delivered(make: Make) -> None:
 
 
 def closing_takes_the_sink_back(make: Make) -> None:
-    """A sink that is being filled when its connection closes is revoked."""
+    """Check that a sink that is being filled when its connection closes is revoked."""
     with connected(make) as pair:
         sink = Sink([memoryview(bytearray(40 * MIB))])
         pair.callee.sinks = lambda nbytes: sink
@@ -134,7 +134,7 @@ def closing_takes_the_sink_back(make: Make) -> None:
 
 
 def sending_to_a_peer_that_has_gone_is_harmless(make: Make) -> None:
-    """No exception, nothing that waits for ever, and the next `receive` tells."""
+    """Check that nothing raises, nothing waits for ever, and the next `receive` reports the end."""
     with connected(make) as pair:
         pair.callee.connection.close()
         for number in range(20):
@@ -181,7 +181,7 @@ def a_connection_may_be_closed_by_whom_it_delivers_to(make: Make) -> None:
 
 
 def an_address_is_given_once(make: Make) -> None:
-    """A second listener is told so; once the first has closed, the address is free again."""
+    """Check that a second listener is refused, until the first has closed."""
     with listening(make) as (transport, listener):
         with raises(AddressInUse) as caught:
             transport.listen(listener.address, LISTENER)
@@ -197,7 +197,7 @@ def an_address_is_given_once(make: Make) -> None:
 
 
 def bad_addresses_are_refused(make: Make) -> None:
-    """With the forms that are good."""
+    """Check that the errors name the forms that are valid."""
     transport, address = make()
     scheme = address.partition("://")[0]
     for bad in ("", "nonsense", "http://x", f"{scheme}://", f"{scheme}:x"):
@@ -226,7 +226,7 @@ def nobody_there_is_said_at_once(make: Make) -> None:
 
 
 def closing_a_listener_hangs_up_on_whoever_waits(make: Make) -> None:
-    """A caller that was never accepted learns it, and a listener may be closed twice."""
+    """Check that a caller that was never accepted learns it; a listener may be closed twice."""
     with listening(make) as (transport, listener), ThreadPoolExecutor(1) as pool:
         calling = pool.submit(transport.connect, listener.address, CALLER, TIMEOUT_S)
         assert readable(listener.fileno(), TIMEOUT_S)
@@ -241,7 +241,7 @@ def closing_a_listener_hangs_up_on_whoever_waits(make: Make) -> None:
 
 
 def nothing_stays_open(make: Make) -> None:
-    """Closing both ends and the listener gives every descriptor back."""
+    """Check that closing both ends and the listener gives every descriptor back."""
     with connected(make):
         pass  # whatever is opened once and kept
     before = _open_descriptors()

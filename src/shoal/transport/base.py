@@ -60,9 +60,9 @@ Malformed = Callable[[NodeId, Exception], None]
 class Connection(ABC):
     """A connection to one peer, of which no method blocks.
 
-    `fileno` becomes readable when there is work. `peer` is the other node, empty until the handshake
-    is over. While it `wants_write`, also wait for `fileno` to be writable, and then `flush`.
-    Otherwise `receive` sends the backlog, once the peer has made room for it.
+    `fileno` becomes readable when there is work. `peer` is the other node, empty until the
+    handshake is over. While the connection `wants_write`, also wait for `fileno` to be writable,
+    and then `flush`. Otherwise `receive` sends the backlog, once the peer has made room for it.
     """
 
     peer: NodeId = ""

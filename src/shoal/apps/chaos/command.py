@@ -39,12 +39,12 @@ from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.strategies.base import StrategyOptions
 
-SECONDS_A_FAULT = 2.0  # the job lasts so long for each
-CHECKPOINT_EVERY = 2  # clocks, of a job that may lose rows
+SECONDS_A_FAULT = 2.0  # least duration of the job for each fault
+CHECKPOINT_EVERY = 2  # in clocks, for a job that may lose rows
 NEEDS_ROOT = ("slow", "partition")
 DRAWN = [name for name in FAULT_NAMES if name.split("-")[0] not in NEEDS_ROOT]
 UNLAWFUL = ("acknowledged_lost", "acknowledged_doubled", "strange")
-BEYOND_S = (1, 2, 4)  # of a fault that lasts, beyond the failure timeout
+BEYOND_S = (1, 2, 4)  # duration of a fault that lasts, beyond the failure timeout
 
 
 def run_chaos(
@@ -58,12 +58,12 @@ def run_chaos(
 ) -> dict[str, Any]:
     """Run a job undisturbed, then with faults; return the figures.
 
-    faults:    their number; not used if each fault of the schedule names a step
-    schedule:  faults in turn, as `fault_of` reads them; or "random": drawn from the job's seed, a
-               tenth of them longer than the time after which a member is declared dead
-    early:     inject the next fault before all rows have all their replicas again: the last
-               replica of some may be killed. Then the job ends with RangeLost, and is resumed from
-               its last checkpoint
+    faults:    the number of faults; not used if each fault of the schedule names a step
+    schedule:  the faults in turn, as `fault_of` reads them; or "random": drawn from the job's seed,
+               a tenth of them longer than the time after which a member is declared dead
+    early:     whether to inject the next fault before all rows have all their replicas again: the
+               last replica of some rows may be killed. Then the job ends with RangeLost, and is
+               resumed from its last checkpoint
     trust:     as for `run_job`
 
     Raises:
@@ -128,7 +128,7 @@ def run_chaos(
 
 
 def draw_faults(count: int, random: Random) -> list[Fault]:
-    """Draw faults of all kinds; a tenth of them last until their process was declared dead."""
+    """Draw faults that need no root; a tenth of them last until their process is declared dead."""
     drawn = [fault_of(name) for name in random.choices(DRAWN, k=count)]
     lasting = [name for name in DRAWN if fault_of(name).what in LASTING]
     for number in random.sample(range(count), -(-count // 10)):
@@ -138,7 +138,7 @@ def draw_faults(count: int, random: Random) -> list[Fault]:
 
 
 def _times(shards: Mapping[str, torch.Tensor] | None) -> dict[int, float]:
-    """How often each key was counted, of the table of writes."""
+    """Return how often each key was counted in the table of writes."""
     if shards is None:
         return {}
     held = zip(shards["keys"].tolist(), shards["rows"].view(-1).tolist(), strict=True)
@@ -146,7 +146,7 @@ def _times(shards: Mapping[str, torch.Tensor] | None) -> dict[int, float]:
 
 
 def _tuning(several_hosts: bool) -> dict[str, float]:
-    """Seconds until a member counts as failed: silent, disconnected, or seen to exit."""
+    """Return the seconds until a member that is silent, cut off or has exited counts as failed."""
     options = SchedulerOptions(0, 1)
     if several_hosts:
         return {"failure_timeout_s": options.silence_s, "broken_s": options.broken_s}
@@ -166,11 +166,11 @@ def _resumed(
     goes_on = msgspec.structs.replace(job, resume=str(folder.path))
     try:
         passed = resumed_at(goes_on.resume, goes_on.resume_at)
-    except DataMissing:  # it had not come to its first one
+    except DataMissing:  # the run had not reached its first checkpoint
         goes_on, passed = job, 0
     held = SavedShards(folder.checkpoint(passed)).merged(TABLE.name) if passed else None
     verdict = msgspec.structs.asdict(judge(folder.path / "writes", _times(held)))
-    rolled_back = verdict.pop("acknowledged_lost")  # after the checkpoint
+    rolled_back = verdict.pop("acknowledged_lost")  # pushes after the checkpoint
     summary = run_job(goes_on, data_dirs, trust=trust)
     return {
         "kills": sum(each.fault.what == "kill" for each in injected),
@@ -193,11 +193,11 @@ def _tasks(
     write_log: Path,
     seconds: float,
 ) -> Iterable[Task]:
-    """The job's tasks, with workers that log their writes, and with a prober."""
+    """Yield the job's tasks, with workers that log their writes, and with a prober."""
     where, token = str(write_log.resolve()), {"token": secrets.token_hex(16)}
     for task in tasks_of(job, engine, data_dirs, started_at, more_workers=1):
         task = replace(task, args={**task.args, **token})
-        if task.name.startswith("server"):  # they have a sparse table: a new one is not to wait
+        if task.name.startswith("server"):  # a new server with a sparse table starts at once
             task = replace(task, preload=SPARSE)
         elif task.name.startswith("worker"):
             arguments = {**task.args, "write_log": where, "seconds": seconds}
@@ -217,7 +217,7 @@ def _tasks(
 
 
 def _names(job: JobSpec) -> list[str]:
-    """Of all processes."""
+    """Return the names of all processes."""
     servers = [f"server-{rank}" for rank in range(job.servers)]
     return ["scheduler", *servers, *(f"worker-{rank}" for rank in range(job.workers)), "prober"]
 
@@ -264,7 +264,7 @@ def _report(
 
 
 def show_report(console: Console, report: dict[str, Any]) -> None:
-    """The figures as a table, and what they mean."""
+    """Print the figures as a table, and what they mean."""
     table = Table(show_header=False)
     for name, value in report.items():
         if name == "injected":

@@ -23,7 +23,7 @@ from shoal.storage.event_log import NewEvents
 HANDLED_S = 0.003  # between two signals: while both are pending they count as one, and no event
 # says that the first was handled
 SIGNALS = {"kill": signal.SIGKILL, "exit": signal.SIGINT, "restart": signal.SIGTERM}
-LASTS_S = {"stop": 1.0, "fill": 2.0, "slow": 2.0, "partition": 2.0}  # after that it is undone
+LASTS_S = {"stop": 1.0, "fill": 2.0, "slow": 2.0, "partition": 2.0}  # until the fault is undone
 NO_LIMIT = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 RECOVERY_S = 60.0  # a cluster that is not whole so long after a fault will not recover
 EARLY_S = 0.1  # with --early the next fault does not wait for recovery
@@ -45,8 +45,8 @@ class FaultInjector:
     """Injects the next fault when the cluster is whole and has reached the fault's step.
 
     hosts:     the namespaces whose links may be disturbed
-    injected:  the faults so far
-    over:      whether all were injected, and the cluster was whole again
+    injected:  the faults that were injected so far
+    over:      whether all faults were injected, and the cluster was whole again
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class FaultInjector:
         return self._whole and all(running.values()) and self._servers <= running.keys()
 
     def _bring_back(self) -> None:
-        """Start servers again that have left in order. The engine does so with those that died."""
+        """Restart servers that have left in order; the engine restarts those that died."""
         running = self._engine.running
         if any(name.startswith("worker") for name in running):  # else the job is over
             for name in sorted(self._servers - running.keys()):
@@ -134,7 +134,7 @@ class FaultInjector:
         )
 
     def _inject(self, fault: Fault) -> None:
-        """Inject a fault; without a rank, into another process than the last one."""
+        """Inject a fault; one without a rank hits another process than the last fault, if possible."""
         running = self._engine.running.items()
         names = sorted(name for name, pid in running if name.startswith(fault.role) and pid)
         last = self.injected[-1].name if self.injected else ""
@@ -151,7 +151,7 @@ class FaultInjector:
             self._undo = time.monotonic() + (fault.seconds or LASTS_S[fault.what]), undo
 
     def _do(self, fault: Fault, name: str) -> Callable[[], None] | None:
-        """Do it; returns how it is taken back, if it is."""
+        """Inject a fault into a process; return the function that undoes it, if there is one."""
         pid, hosts = self._engine.running[name], self._hosts
         match fault.what:
             case "stop":
@@ -168,21 +168,21 @@ class FaultInjector:
                 os.kill(pid, signal.SIGTERM)
             case _:
                 self._whole = False
-                self._engine.running[name] = 0  # until the one that takes its place is there
+                self._engine.running[name] = 0  # until its successor has started
                 os.kill(pid, SIGNALS[fault.what])
-                if fault.what == "exit" and fault.role == "server":  # at the second it ends at once
+                if fault.what == "exit" and fault.role == "server":  # a second signal ends it at once
                     time.sleep(HANDLED_S)
                     _interrupt(pid)
         return None
 
     def _go_on(self, name: str, pid: int) -> None:
-        """Continue a stopped process, unless the engine has ended it: it was dead to the run."""
+        """Continue a stopped process, unless the engine has ended it after it was declared dead."""
         if self._engine.running.get(name) == pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
     def _seen(self, view: dict[str, Any]) -> None:
-        """The cluster is whole when a view has all members and all replicas of all rows."""
+        """Record a view: the cluster is whole if it has all members and all replicas of all rows."""
         self._view = view
         last = self.injected[-1] if self.injected else None
         self._whole = view["whole"] and all(view[k] == n for k, n in self._sizes.items())

@@ -23,17 +23,17 @@ from shoal.tables.spec import Access, TableSpec
 PROBE = Struct("<dd")  # a probe's beginning and end, monotonic seconds
 PROBES = "probes"
 OVER = "over"  # a file that exists once all faults are injected
-PATIENCE_S, POLL_S = 900.0, 0.02  # the injector gives up before
+PATIENCE_S, POLL_S = 900.0, 0.02  # more than the injector waits for recovery
 FRAGMENTS = 24
 
 
 class LoggedWrites:
-    """The training loop's hooks, and a logged write after every step.
+    """The training loop's hooks, with a logged write after every step.
 
     The job has to last while faults are injected: each step is followed by a pause, and the last
     one waits until all faults are injected.
 
-    seconds, steps:  the job lasts so long, at least
+    seconds, steps:  the least duration of the job, and the number of its steps
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LoggedWrites:
 def run_worker(write_log: str, seconds: float, **arguments: Any) -> None:
     """Train as `shoal train` does, and log writes.
 
-    seconds:  the job lasts so long, at least
+    seconds:  the least duration of the job
     """
 
     def logged(client: Client, hooks: Progress, steps: int) -> LoggedWrites:

@@ -57,9 +57,9 @@ class WriteLog:
 class Verdict(msgspec.Struct, frozen=True):
     """The fate of all pushes.
 
-    acknowledged_lost:      not in the table
-    acknowledged_doubled:   applied more than once
-    strange:                applied though not intended, or more often than intended
+    acknowledged_lost:      the acknowledged pushes that are not in the table
+    acknowledged_doubled:   the acknowledged pushes that were applied more than once
+    strange:                the other pushes that were applied without or beyond their intention
     """
 
     intended: int
@@ -70,10 +70,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(folder: Path, held: dict[int, float]) -> Verdict:
-    """Compare what senders have written with what the table has.
+    """Compare the logs of the senders with the counts `held` in the table.
 
     Raises:
-        DataCorrupt: what a sender has written is damaged
+        DataCorrupt: the log of a sender is damaged
     """
     known: dict[bytes, set[int]] = {INTENDED: set(), ACKNOWLEDGED: set()}
     for path in folder.glob("*.writes"):

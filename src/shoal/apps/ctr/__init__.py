@@ -4,5 +4,5 @@ readers.py    lines of text -> batches of keys and values
 columns/      rows with named columns -> batches of keys
 models.py     logistic regression, factorisation machine, DeepFM
 spec.py       the options
-worker.py     what a worker process does
+worker.py     the worker process
 """

@@ -34,7 +34,7 @@ from shoal.reports.events import read_events
 from shoal.reports.live import Live, progress_console
 from shoal.storage.run_folder import RunFolder, shard_files
 
-# of each worker
+# the figures of each worker
 FIGURES = (
     "rows",
     "seconds",
@@ -62,20 +62,20 @@ def train(
     Args:
         train: a file, a folder of files or a pattern, in one of the formats; a sample made from the
             seed if it is not given.
-        test: the same, with the rows that are scored at the end.
-        progress: show a bar of each worker; None: on a terminal and in a notebook.
-        trust: continue (`resume`) from what another user has left, too.
-        options: as flags of `shoal train ctr`, with `_` for `-`: workers, servers, model, epochs,
+        test: a file, a folder or a pattern with the rows that are scored at the end.
+        progress: whether to show a bar for each worker; None: on a terminal and in a notebook.
+        trust: whether to continue (`resume`) even a run that another user has left.
+        options: the flags of `shoal train ctr`, with `_` for `-`: workers, servers, model, epochs,
             batch_size, label, resume and others. Columns may be given as a list.
 
     Returns:
         The figures of the summary, `test` (auc, log_loss), `progressive`, `rows_per_s` and others,
-        and the run's folder, of which `Scorer` makes predictions.
+        and the run's folder, with which `Scorer` predicts.
 
     Raises:
         InvalidValue: no such option, a value out of its range, or options that contradict each
             other.
-        DataMissing, DataCorrupt: a file is not there, or is not what it says.
+        DataMissing, DataCorrupt: a file is missing or malformed.
         NotTrusted: another user has left the run that is resumed, or could have changed it.
         ProcessDied: a process was killed or ended early.
 
@@ -102,7 +102,7 @@ def train(
 
 
 def spec_from(values: Mapping[str, Any]) -> CtrSpec:
-    """The specification that options ask for; with `resume`, those of that run that are not given.
+    """Return the specification of some options; with `resume`, the others are those of that run.
 
     Raises:
         InvalidValue: as `converted`
@@ -117,22 +117,22 @@ def spec_from(values: Mapping[str, Any]) -> CtrSpec:
 def run_ctr(
     spec: CtrSpec, console: Console, started_at: float | None = None, trust: bool = False
 ) -> dict[str, Any]:
-    """Run it here and return its summary.
+    """Train on this machine, and return the summary of the run.
 
-    trust:  continue from what another user has left, too
+    trust:  whether to continue even a run that another user has left
 
     Raises:
-        NotTrusted: another user has left the run that it continues
-        DataMissing, DataCorrupt: a file that is not there, or is not what it says
-        ShoalError: whatever a process of the run raised
+        NotTrusted: another user has left the run that this one continues
+        DataMissing, DataCorrupt: a file is missing or malformed
+        ShoalError: the error of a process of the run
     """
-    require("sklearn", METRICS)  # not after the training
+    require("sklearn", METRICS)  # fail before the training, not after it
     started_at = time.time() if started_at is None else started_at
     passed = resumed_at(spec.resume, spec.resume_at, trust)
     doubts: list[str] = []
     if spec.train:
         source = Source(spec, spec.train)
-        spec = source.described()  # what all is read and predicted with
+        spec = source.described()  # all later reads and predictions use it
         check_trainable(spec, spec.train)
         doubts = source.doubts()
     else:
@@ -147,7 +147,7 @@ def run_ctr(
     if spec.init:
         shard_files(Path(spec.init))
         if RunFolder(Path(spec.init)).job.exists():
-            spec_of(Path(spec.init))  # its keys are those of this run
+            spec_of(Path(spec.init))  # refuses keys of another rule
     folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}", started_at)
     if not spec.train:
         train, test = write_sample(folder.path, spec.seed)
@@ -169,7 +169,7 @@ def run_ctr(
         for task in (*cluster, *workers):
             engine.start(task)
         with imports.uninterrupted():
-            import sklearn.metrics  # noqa: F401  it takes a second, as the processes' start does
+            import sklearn.metrics  # noqa: F401  it takes a second, while the processes start
 
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
         with watcher, resumable(engine, "train ctr", spec, passed=passed):
@@ -181,7 +181,7 @@ def run_ctr(
 
 
 def _fields(spec: CtrSpec) -> int:
-    """The fields of the run that this one begins with, or of the first rows of the file."""
+    """Return the number of fields: of the run `init`, of the columns, or of the first rows."""
     if spec.init:
         return spec_of(Path(spec.init)).fields
     if spec.format == "criteo":
@@ -221,13 +221,13 @@ def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str,
 
 
 def _best(valid: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of the epoch with the lowest log loss; {} of none."""
+    """Return the figures of the epoch with the lowest log loss; {} if there is none."""
     finite = (each for each in valid if each["log_loss"] is not None)
     return min(finite, key=itemgetter("log_loss"), default={})
 
 
 def _warnings(spec: CtrSpec, results: Sequence[dict[str, Any]]) -> list[str]:
-    """What a user should know of the rows that were trained."""
+    """Return warnings about the rows of the training."""
     found = []
     if any(result["in_runs"] for result in results):
         found.append(
@@ -244,13 +244,13 @@ def _warnings(spec: CtrSpec, results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _unique(spec: CtrSpec, folder: RunFolder) -> list[str]:
-    """Warnings of columns whose values do not come again."""
+    """Return warnings about columns whose values nearly all occur once."""
     seen = merged([read_seen(folder.values(rank)) for rank in range(spec.workers)])
     return unique_ids(seen, spec.columns(spec.categorical), spec.columns(spec.numeric))
 
 
 def _tables(folder: RunFolder) -> dict[str, dict[str, int]]:
-    """Rows and evictions of each table, on all servers."""
+    """Return the rows and the evictions of each table, summed over all servers."""
     found: dict[str, dict[str, int]] = {}
     for event in read_events(folder.events):
         if event.get("kind") == "table":
@@ -261,7 +261,7 @@ def _tables(folder: RunFolder) -> dict[str, dict[str, int]]:
 
 
 def show_summary(console: Console, summary: dict[str, Any]) -> None:
-    """The figures as a table."""
+    """Print the figures as a table, and the warnings."""
     table = Table(box=None, show_header=False)
     test = summary["test"] or {}
     valid = _best(summary["valid"])

@@ -1,6 +1,6 @@
 """Formats of lines: a plain parser of each, and guesses which format a file has.
 
-`lines` has compiled parsers, which leave unusual lines to these.
+The compiled parsers of `lines` leave unusual lines to the parsers of this module.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from shoal.errors import DataCorrupt
 
 KEYS = 1 << 64
 INTEGER, HEXADECIMAL = re.compile(r"-?[0-9]+"), re.compile(r"[0-9a-fA-F]+")
-GROUP = re.compile(r"qid:[0-9]+")  # of rows that are ranked together
-CRITEO_TABS = 30  # that a line has at least which is tried as one of criteo's 39
+GROUP = re.compile(r"qid:[0-9]+")  # the group of rows that are ranked together
+CRITEO_TABS = 30  # a line with so many tabs is tried as criteo's, which has 39
 
 Row = tuple[float, list[int], list[float] | None]  # label as written, keys, values (None: all 1)
 
 
 def guess(path: Path, skip: int = 0) -> Format:
-    """Guess the format by the first line with more than a label.
+    """Guess the format from the first line with more than a label.
 
-    skip: malformed lines that may be before it
+    skip: the number of malformed lines that may come before it
 
     Raises:
-        DataCorrupt: it is none of them, or there is no line.
+        DataCorrupt: the line has none of the formats, or there is no line.
     """
     problem, found = "", False
     with opened(path) as file:
@@ -59,7 +59,7 @@ def guess(path: Path, skip: int = 0) -> Format:
 
 
 def _kind_of(line: bytes) -> tuple[Format, str]:
-    """Return the format of a line, and the problem if it is none."""
+    """Return the format of a line, and the problem if the line is malformed."""
     kinds: list[Format] = ["libsvm"] if b":" in line else ["dummy"]
     if b":" not in line and line.count(b"\t") >= CRITEO_TABS:
         kinds = ["criteo", "dummy"]
@@ -75,7 +75,7 @@ def _kind_of(line: bytes) -> tuple[Format, str]:
 
 
 def text_format(path: Path) -> Format | None:
-    """Guess the format by the first line with features, which may have no label."""
+    """Guess the format from the first line with features, which may lack a label."""
     with opened(path) as file:
         for number, line in lines(path, file):
             row = (unmarked(path, line) if number == 1 else line).partition(b"#")[0]
@@ -89,9 +89,10 @@ def text_format(path: Path) -> Format | None:
 
 
 def has_labels(lines: Iterable[bytes], kind: Format) -> bool:
-    """Whether the first line that is not blank begins with a label.
+    """Return whether the first line that is not blank begins with a label.
 
-    Lines of dummy do, because nothing can tell; lines that are all blank are rows without features.
+    A line of dummy always counts as labelled, because its first field may be either. Lines that are
+    all blank have no labels: they are rows without features.
     """
     for line in lines:
         if kind == "criteo" and line.split():
@@ -107,10 +108,11 @@ def without_comment(line: str) -> str:
 
 
 def text_of(line: bytes) -> str:
-    """Decode a line, which has no line break but its end.
+    """Decode a line and remove the line break at its end.
 
     Raises:
-        ValueError: it is not UTF-8, or has another line break; the message says what was expected
+        ValueError: the line is not UTF-8, or has another line break or a zero byte; the message
+            says what was expected
     """
     try:
         text = line.decode()
@@ -185,7 +187,7 @@ def _criteo(line: str) -> Row:
 
 
 def bucket(number: int) -> int:
-    """Small integers as they are, larger ones by the square of their logarithm.
+    """Return a small integer as it is, a larger one by the square of its logarithm.
 
     >>> [bucket(each) for each in (-2, 0, 2, 3, 10, 100, 101, 1000000)]
     [-2, 0, 2, 3, 7, 23, 23, 192]

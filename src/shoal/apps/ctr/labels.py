@@ -37,7 +37,7 @@ class Classes(msgspec.Struct, frozen=True):
     negative: float = nan
 
     def of(self, label: float) -> float:
-        """Return 1 for a click, and 0 or -1 for another row.
+        """Return 1 for the label of a click, and 0 or -1 for that of another row.
 
         Raises:
             ValueError: the label is neither; the message says what was expected
@@ -57,10 +57,10 @@ class Classes(msgspec.Struct, frozen=True):
 
 
 def classes_of(spec: CtrSpec) -> Classes:
-    """Return the labels that a run on lines names.
+    """Return the labels that the options of a run on lines name.
 
     Raises:
-        InvalidValue: a label is no number
+        InvalidValue: a label is not a number
     """
     found = []
     for name in ("positive", "negative"):
@@ -74,7 +74,7 @@ def classes_of(spec: CtrSpec) -> Classes:
 def with_classes(spec: CtrSpec, path: Path) -> CtrSpec:
     """Return the specification with the labels of a training file, if they are 1 and 2.
 
-    The first block of the file decides, and a label that contradicts it is refused where it comes.
+    The first block of the file decides. A later label that contradicts it is refused by the parser.
 
     Raises:
         DataCorrupt: the file is damaged, or has a line that is too long

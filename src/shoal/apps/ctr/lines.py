@@ -1,9 +1,9 @@
 """Lines of rows, parsed by compiled code.
 
-What is written plainly is parsed here. Any other line (an exponent, 20 digits, a character that is
-not ASCII, a mistake) is left to `formats`, which knows what else is legal, and how to say what is
-wrong. A line ends in a newline, with a carriage return before it or not. In libsvm and dummy, `#`
-begins a comment.
+This module parses plainly written lines. It leaves any other line (an exponent, 20 digits, a
+character that is not ASCII, a mistake) to `formats`, which accepts all legal lines and describes
+what is wrong with the others. A line ends in a newline, with or without a carriage return before
+it. In libsvm and dummy, `#` begins a comment.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ LIBSVM, DUMMY, CRITEO = 0, 1, 2
 BLANK, STRANGE = -1, -2
 ZERO, MINUS = 1, 2  # labels of the other class
 INTEGERS, CATEGORIES = 13, 26
-COLUMN_BITS = 40  # of a key of criteo's, below its column
-DIGITS_MOST = 15  # of a number whose digits make an exact float64
+COLUMN_BITS = 40  # the bits of a key of criteo below those of its column
+DIGITS_MOST = 15  # a number of so many digits is exact as float64
 HASH = 35  # the character that begins a comment
 _TENS = 10.0 ** np.arange(DIGITS_MOST + 1)
 
@@ -29,11 +29,11 @@ _TENS = 10.0 ** np.arange(DIGITS_MOST + 1)
 class Rows:
     """Rows that are being made into a batch.
 
-    at:      where in the block the next line begins
-    number:  of that line in the file, from 0
-    count:   rows so far
+    at:      the place in the block where the next line begins
+    number:  the number of that line in the file, from 0
+    count:   the number of rows so far
     seen:    whether any line was not blank
-    signs:   how labels that are not 1 were written: ZERO, MINUS, or both (their sum)
+    signs:   the spelling of the labels that are not 1: ZERO, MINUS, or both (their sum)
     """
 
     def __init__(self, size: int, classes: Classes) -> None:
@@ -42,14 +42,15 @@ class Rows:
         self.counts = np.empty(size, np.int64)
         self.keys = np.empty(0, np.uint64)
         self.values = np.empty(0, np.float32)
-        self.at = self.number = self.count = self._used = 0  # keys in use
+        self.at = self.number = self.count = self._used = 0  # _used: the keys in use
         self.seen = False
         self.signs = 0
 
     def parse(self, block: np.ndarray, kind: int, sharers: int, mine: int) -> int:
-        """Go on in a block of whole lines; of every `sharers` batches' lines those of `mine`.
+        """Parse on in a block of whole lines: of every `sharers` batches the one numbered `mine`.
 
-        FULL: a batch is; ODD: the next line is not parsed; DONE: the block is
+        Returns FULL if the batch is full, ODD if the next line is left to `formats`, and DONE at
+        the end of the block.
         """
         begin = self.at, self.number, self.count, self._used
         into = self.labels, self.counts, self.keys, self.values
@@ -60,7 +61,7 @@ class Rows:
         return int(result)
 
     def begin(self, nbytes: int) -> None:
-        """A block of so many bytes comes."""
+        """Prepare for a block of `nbytes` bytes."""
         self.at = 0
         most = self._used + nbytes // 2 + 1  # a key is a digit and what is before it
         if most > len(self.keys):
@@ -69,7 +70,7 @@ class Rows:
             self.values = np.concatenate([self.values, np.empty(more, np.float32)])
 
     def skip(self, nbytes: int, blank: bool) -> None:
-        """The next line, of so many bytes, is done."""
+        """Go past the next line, which has `nbytes` bytes."""
         self.at += nbytes
         self.number += 1
         self.seen |= not blank
@@ -84,7 +85,7 @@ class Rows:
         self.count += 1
 
     def take(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Labels, counts, keys and values of the rows so far; the next batch begins."""
+        """Return the labels, counts, keys and values of the rows so far; begin the next batch."""
         rows, used = self.count, self._used
         self.count = self._used = 0
         labels, counts = self.labels[:rows].copy(), self.counts[:rows].copy()
@@ -95,7 +96,10 @@ class Rows:
 def _parse(
     block: Any, kind: Any, classes: Any, sharers: Any, mine: Any, begin: Any, into: Any
 ) -> Any:
-    """`begin` is where to go on: at, number, rows and keys; returned as they are at the end."""
+    """Parse from `begin` on: (at, number, rows, keys in use).
+
+    Returns (result, seen, signs), and the values of `begin` at the end.
+    """
     at, number, rows, first = begin
     labels, counts, keys, values = into
     size, result, seen, signs = labels.size, DONE, False, 0
@@ -143,7 +147,7 @@ def _white(byte: Any) -> Any:
 
 @kernel
 def _comment(block: Any, at: Any, stop: Any) -> Any:
-    """Whether a comment is all that is left, without bytes that may break a line or be no text."""
+    """Return whether only a comment is left, of bytes that are printable ASCII or tabs."""
     if block[U(at)] != HASH:
         return False
     for i in range(at, stop):
@@ -159,7 +163,7 @@ def _digit(byte: Any) -> Any:
 
 @kernel
 def _decimal(block: Any, at: Any, stop: Any) -> Any:
-    """A number that is written plainly, and where it ends; NaN if there is none."""
+    """Return a plainly written number and the place where it ends; NaN if there is none."""
     negative = at < stop and block[U(at)] == 45
     if at < stop and (negative or block[U(at)] == 43):
         at += 1
@@ -180,7 +184,7 @@ def _decimal(block: Any, at: Any, stop: Any) -> Any:
 
 @kernel
 def _class(label: Any, classes: Any) -> Any:
-    """1, 0 or -1, as `Classes.of`; STRANGE of another label."""
+    """Return 1, 0 or -1, as `Classes.of` does; STRANGE for another label."""
     positive, negative = classes
     if np.isnan(positive):
         return np.int64(label) if label in (1.0, 0.0, -1.0) else STRANGE
@@ -191,9 +195,10 @@ def _class(label: Any, classes: Any) -> Any:
 
 @kernel
 def _pairs(block: Any, at: Any, stop: Any, valued: Any, keys: Any, values: Any, first: Any) -> Any:
-    """`label index:value ...`, or `label index ...`: how many pairs there are, and the label.
+    """Parse `label index:value ...` or `label index ...`; return the number of pairs and the label.
 
-    Where there are values, a `qid:number` behind the label is left out.
+    The number is STRANGE if the line is not plain. In a line with values, a `qid:number` behind the
+    label is left out.
     """
     while _white(block[U(at)]):
         at += 1
@@ -235,7 +240,7 @@ def _pairs(block: Any, at: Any, stop: Any, valued: Any, keys: Any, values: Any, 
 
 @kernel
 def _group(block: Any, at: Any, stop: Any) -> Any:
-    """Where a `qid:number` ends; STRANGE if it is none."""
+    """Return the place where a `qid:number` ends; STRANGE if there is none."""
     if stop - at < 5 or block[U(at + 1)] != 105 or block[U(at + 2)] != 100:
         return STRANGE
     if block[U(at + 3)] != 58:
@@ -249,8 +254,11 @@ def _group(block: Any, at: Any, stop: Any) -> Any:
 
 @kernel
 def _criteo(block: Any, at: Any, stop: Any, keys: Any, values: Any, first: Any) -> Any:
-    """A label, 13 integers, 26 hexadecimal numbers, between tabs: how many of these are there, and
-    the label."""
+    """Parse a label, 13 integers and 26 hexadecimal numbers between tabs.
+
+    Returns the number of fields that are not empty, besides the label (STRANGE if the line is not
+    plain), and the label.
+    """
     found, column, label = 0, -1, np.nan
     while True:
         end = at
@@ -277,7 +285,7 @@ def _criteo(block: Any, at: Any, stop: Any, keys: Any, values: Any, first: Any) 
 
 @kernel
 def _integer(block: Any, at: Any, stop: Any) -> Any:
-    """The bucket of an integer, as `formats.bucket` has it, in COLUMN_BITS."""
+    """Return the bucket of an integer, as `formats.bucket` does, in COLUMN_BITS bits."""
     negative = block[U(at)] == 45
     if negative:
         at += 1

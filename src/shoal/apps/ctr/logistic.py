@@ -3,8 +3,8 @@
     x_i = w0 + sum_j w_j v_ij              p_i = 1 / (1 + exp(-x_i))
     loss = -sum_i log |1 - y_i - p_i|      d loss / d w_j = sum_i (p_i - y_i) v_ij
 
-A batch of some hundred rows is a few thousand additions, which torch's autograd would spend a
-hundred times as long on as the additions take (`shoal bench ctr` has the bare loop as its ceiling).
+A batch of some hundred rows takes a few thousand additions. The overhead of torch's autograd would
+be a hundred times as long (`shoal bench ctr` has the bare loop as its ceiling).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from shoal.tables.sparse.jit import U, kernel
 from shoal.tables.spec import TableSpec
 from shoal.tables.values import bytes_of
 
-BIAS = np.zeros(1, np.uint64)  # the bias' only key
+BIAS = np.zeros(1, np.uint64)  # the only key of the bias
 
 
 class _Ahead(msgspec.Struct):
-    """The weights of a batch, as they come in."""
+    """A batch, and the memory that its weights are pulled to."""
 
     batch: Batch
     keys: Keys
@@ -51,17 +51,17 @@ class Logistic:
         self._one = Keys(self._bias, BIAS, self._client.view)
         none, offsets = np.empty(0, np.float32), np.zeros(0, np.int64)
         keys = np.empty(0, np.uint64)
-        logits_of(none, 0.0, keys, none, offsets, none)  # compiled, or fetched from disk, by now
+        logits_of(none, 0.0, keys, none, offsets, none)  # compiles it, or fetches it from disk
         gradients_of(none, none, keys, none, offsets, none)
 
     def score(self, batch: Batch) -> np.ndarray:
-        """Logits, (n,) float32."""
+        """Return the logits of a batch, (n,) float32."""
         ahead = self._wanted(batch)
         self._exchange((), ahead, 1.0, False)
         return self._logits(ahead)
 
     def learn(self, batch: Batch, following: Batch | None) -> tuple[np.ndarray, float]:
-        """The batch's logits before it is learnt, and its summed loss."""
+        """Learn a batch; return its logits before that, and its summed loss."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead.batch is not batch:
             ahead = self._wanted(batch)
@@ -80,7 +80,7 @@ class Logistic:
         return logits, loss
 
     def finish(self) -> None:
-        """Weights are pulled for each batch: there is nothing to do."""
+        """Do nothing, because all weights are pulled for each batch."""
 
     def _wanted(self, batch: Batch) -> _Ahead:
         keys = Keys(self._linear, batch.keys, self._client.view)
@@ -109,7 +109,7 @@ class Logistic:
 def logits_of(
     weights: Any, bias: Any, numbers: Any, values: Any, offsets: Any, logits: Any
 ) -> None:
-    """`numbers` says for each key of the batch which of the weights is its."""
+    """Write the logits of a batch; `numbers` has the place of each key's weight in `weights`."""
     rows = U(logits.size)
     for i in range(rows):
         stop = U(offsets[i + U(1)]) if i + U(1) < rows else U(numbers.size)
@@ -123,7 +123,7 @@ def logits_of(
 def gradients_of(
     logits: Any, labels: Any, numbers: Any, values: Any, offsets: Any, gradients: Any
 ) -> Any:
-    """Adds to `gradients`; returns the summed loss, and its derivative by the bias."""
+    """Add to `gradients`; return the summed loss, and its derivative by the bias."""
     rows, loss, slope = U(logits.size), 0.0, 0.0
     for i in range(rows):
         stop = U(offsets[i + U(1)]) if i + U(1) < rows else U(numbers.size)

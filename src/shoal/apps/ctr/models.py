@@ -30,32 +30,32 @@ from shoal.storage.shards import SavedShards
 
 HIDDEN = (64, 32)
 LAYERS = "params.float32"  # the table of an Optimizer's parameters
-CONSTANT = torch.zeros(1, dtype=torch.int64)  # the bias has one row
+CONSTANT = torch.zeros(1, dtype=torch.int64)  # the id of the bias, which has one row
 
 
 class Model(Protocol):
-    """What a worker trains."""
+    """The model that a worker trains."""
 
     def score(self, batch: Batch) -> np.ndarray:
-        """Logits, (n,) float32."""
+        """Return the logits of a batch, (n,) float32."""
 
     def learn(self, batch: Batch, following: Batch | None) -> tuple[np.ndarray, float]:
-        """The batch's logits before it is learnt, and its summed loss.
+        """Learn a batch; return its logits before that, and its summed loss.
 
-        following: the next batch, whose rows come back with the answer
+        following: the next batch, whose rows may be pulled in the same message
         """
 
     def finish(self) -> None:
-        """Everybody has learnt all: from now on score with what came of it."""
+        """Pull the parameters that `score` does not pull by itself."""
 
 
 def model_of(spec: CtrSpec, context: Context) -> Model:
-    """The model that a run asks for."""
+    """Return the model of a run."""
     return Logistic(spec, context) if spec.model == "lr" else Factored(spec, context)
 
 
 class Factored:
-    """A model with factors, by torch's autograd."""
+    """A model with factors, trained with torch's autograd."""
 
     def __init__(self, spec: CtrSpec, context: Context) -> None:
         self._client = context.client
@@ -88,7 +88,7 @@ class Factored:
             ahead = self.module.wanted(following)
         push(self.module, weight=len(batch), then=ahead)
         if self._optimizer is not None:
-            self._optimizer.step(weight=len(batch))  # the end of a clock
+            self._optimizer.step(weight=len(batch))  # it ends the clock
         else:
             clock = self._client.advance()  # checkpoints are taken at clocks, of any strategy
             if not self._asynchronous:
@@ -101,7 +101,7 @@ class Factored:
 
 
 def saved_layers(run: Path, flat: FlatParams) -> Tensor:
-    """The dense layers of a deepfm's run, flat."""
+    """Return the dense layers of a run of deepfm as one flat tensor."""
     saved = SavedShards(run)
     if LAYERS not in saved.tables:
         raise InvalidValue(f"{run} is no run of a deepfm: it has no dense layers")
@@ -112,9 +112,10 @@ def saved_layers(run: Path, flat: FlatParams) -> Tensor:
 
 
 class Clicks(nn.Module):
-    """Logits, (n,), of a batch, with factors.
+    """The logits of a batch, (n,), from a model with factors.
 
-    Of a row deepfm's perceptron sees `spec.fields`; later fields only count in the other terms.
+    The perceptron of deepfm sees the first `spec.fields` fields of a row; later fields count only
+    in the other terms.
     """
 
     def __init__(self, spec: CtrSpec, context: Context) -> None:
@@ -133,7 +134,7 @@ class Clicks(nn.Module):
             self.deep = dense_layers(spec)
 
     def wanted(self, batch: Batch) -> list[Wanted]:
-        """The rows that a batch looks up; the tensors are those that `forward` uses."""
+        """Return the lookups of a batch, with the tensors that `forward` uses."""
         keys = torch.from_numpy(batch.keys.view("int64"))
         self._ahead = batch, keys
         return [(self.bias, CONSTANT), (self.linear, keys), (self.factors, keys)]
@@ -152,7 +153,7 @@ class Clicks(nn.Module):
 
 
 def dense_layers(spec: CtrSpec) -> nn.Module:
-    """The perceptron of a deepfm, as it begins."""
+    """Return the perceptron of a deepfm with its initial parameters."""
     torch.manual_seed(spec.seed)
     sizes = (spec.fields * spec.factors, *HIDDEN)
     layers: list[nn.Module] = []
@@ -162,9 +163,9 @@ def dense_layers(spec: CtrSpec) -> nn.Module:
 
 
 def interactions(batch: Batch, factors: Tensor, deep: nn.Module | None, seen_fields: int) -> Tensor:
-    """Of all pairs of a row's keys; and what the perceptron makes of its fields. (n,)
+    """Return the interactions of a row's keys, plus the perceptron's output, for each row, (n,).
 
-    factors:  (m, width), of each key of the batch, times its value
+    factors:  (m, width), the factor of each key of the batch, times its value
     """
     count, width = len(batch), factors.shape[1]
     lengths = torch.diff(torch.from_numpy(batch.offsets), append=torch.tensor([len(factors)]))

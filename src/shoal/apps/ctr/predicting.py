@@ -22,25 +22,25 @@ from shoal.errors import InvalidValue, UsageError
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.storage.run_folder import RunFolder
 
-PREDICTED_ROWS = 1024  # at once
+PREDICTED_ROWS = 1024  # rows that are predicted at once
 
 
 class Scorer:
     """Predicts clicks with the model of a run of `shoal train ctr`, under way or ended.
 
-    Of a run under way it follows the model: rows are pulled from the run's servers, as a worker
+    For a run under way it follows the model: rows are pulled from the run's servers, as a worker
     group of its own for which no worker waits, and each is used for `max_age_s`. That run ends
-    when its workers have finished and the scorer is closed. Of a run that has ended the tables are
-    in this process' memory. One thread at a time may use a scorer; use it in a `with` block, or
-    close it.
+    when its workers have finished and the scorer is closed. For a run that has ended it has the
+    tables in the memory of this process. One thread at a time may use a scorer; use it in a `with`
+    block, or close it.
 
     Args:
         run: the run's folder.
-        max_age_s: seconds for which a row of a run under way is used.
-        max_rows: rows that are kept of each table of a run under way.
+        max_age_s: the seconds for which a row of a run under way is used.
+        max_rows: the number of rows that are kept of each table of a run under way.
 
     Attributes:
-        spec: the run's options.
+        spec: the options of the run.
 
     Raises:
         DataMissing: there is no such run, or it has ended without a model, or was killed.
@@ -71,14 +71,15 @@ class Scorer:
         return isinstance(weights, RunningWeights) and "" in weights.client.groups
 
     def predict(self, rows: object, *, labelled: bool | None = None) -> np.ndarray:
-        """The chance of a click of each row, (n,) float64.
+        """Return the chance of a click for each row, (n,) float64.
 
         Args:
             rows: a list of lines in the run's format, each with a label before its features or
                 not; a sparse matrix of scipy, whose columns are keys (libsvm, dummy); or, of a
                 run on CSV or Parquet, a table with its columns: a DataFrame of pandas or polars, a
                 pyarrow Table or a dictionary of lists.
-            labelled: whether lines begin with a label; None: find out, but lines of dummy do.
+            labelled: whether lines begin with a label; None: find out. Lines of dummy then count as
+                labelled.
 
         Raises:
             DataCorrupt: a malformed line, a column that is not there, or no row.
@@ -90,7 +91,7 @@ class Scorer:
         return chances(self.score(batch_of(self.spec, rows, labelled)))
 
     def score(self, batch: Batch) -> np.ndarray:
-        """Logits of a batch, (n,) float32."""
+        """Return the logits of a batch, (n,) float32."""
         if self._closed:
             raise UsageError("this scorer is closed; make another one")
         weights = self._weights
@@ -129,7 +130,7 @@ class Scorer:
 
 
 def chances(logits: np.ndarray) -> np.ndarray:
-    """σ(logits), float64."""
+    """Return σ(logits) as float64."""
     found: np.ndarray = torch.from_numpy(logits).double().sigmoid().numpy()
     return found
 
@@ -142,16 +143,17 @@ def predict(
     unlabelled: bool = False,
     done: Callable[[int], object] = lambda rows: None,
 ) -> dict[str, Any]:
-    """Write the chance of label 1 of each row of `file` to `out`, a line each; returns figures.
+    """Write the chance of a click for each row of `file` to `out`, a line each; return the figures.
 
     A key that the run has not seen has its initial weight.
 
-    form:        of the file, as `to_predict` takes it
-    unlabelled:  lines do not begin with a label
-    done:        is told of rows that are done
+    form:        the format of the file, as `to_predict` takes it
+    unlabelled:  whether lines do not begin with a label
+    done:        the function that is called with the number of rows of each finished batch
 
     Raises:
-        DataMissing, DataCorrupt: no run of `shoal train ctr`, or a file that is not what it says
+        DataMissing, DataCorrupt: `run` is no run of `shoal train ctr`, or a file is missing or
+            malformed
         InvalidValue: `out` cannot be written, or is `file`; or a format that is not like the run's
     """
     spec = msgspec.structs.replace(spec_of(run), batch_size=PREDICTED_ROWS, skip_bad_lines=0)

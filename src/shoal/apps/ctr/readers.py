@@ -5,10 +5,10 @@
     criteo   label, 13 integers, 26 categories of hexadecimal digits; tabs between, empty: missing
 
 `#` begins a comment in libsvm and dummy, and `qid:number` behind a label of libsvm is left out.
-`labels` says what labels mean. An index is a key. A field of criteo's makes the key (column, what
-is there): a category as it is, an integer v > 2 by its bucket ⌊ln² v⌋ (the winners of that
+`labels` defines the meaning of labels. An index is a key. A field of criteo has the key (column,
+value): a category as it is, an integer v > 2 by its bucket 2 + ⌊ln² v⌋ (the winners of that
 challenge, Juan et al. 2014), so that 100 and 101 are the same and 1 and 2 are not. Keys may be
-hashed to fewer bits, as the hashing trick has it (Weinberger et al. 2009).
+hashed to fewer bits (the hashing trick, Weinberger et al. 2009).
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from shoal.errors import DataCorrupt
 from shoal.tables.sparse.jit import U, kernel, mixed
 
 LINE_OF_FIELDS = re.compile(rb"^(?=[^\r\n])", re.MULTILINE)
-LINE_OF_PAIRS = re.compile(rb"^(?![ \t]*#)", re.MULTILINE)  # that is no comment
-BLANK = ()  # what a line without a row has
+LINE_OF_PAIRS = re.compile(rb"^(?![ \t]*#)", re.MULTILINE)  # a line that is no comment
+BLANK = ()  # in place of the row of a blank line
 
 
 class Batch(msgspec.Struct):
     """Rows of keys, one after the other.
 
     labels:   (n,) float32, 0 or 1
-    offsets:  (n,) int64, where each row's keys begin
+    offsets:  (n,) int64, the place in `keys` where each row begins
     keys:     (m,) uint64
     values:   (m,) float32
-    fields:   (m,) int64, the column of criteo's, elsewhere the place in the row
+    fields:   (m,) int64, the column of each key in criteo, else its place in the row
     """
 
     labels: np.ndarray
@@ -65,13 +65,13 @@ class Batch(msgspec.Struct):
 
 
 class LineOptions(msgspec.Struct, frozen=True):
-    """How the lines of a file become rows.
+    """The options by which the lines of a file become rows.
 
     Attributes:
-        hash_bits:  the bits that keys are hashed to; 0 leaves them as they are
-        labelled:   whether lines begin with a label; without, a blank line is a row without
+        hash_bits:  the number of bits that keys are hashed to; 0 leaves them as they are
+        labelled:   whether lines begin with a label; if not, a blank line is a row without
                     features
-        classes:    what the labels mean
+        classes:    the meaning of the labels
     """
 
     hash_bits: int = 0
@@ -82,11 +82,11 @@ class LineOptions(msgspec.Struct, frozen=True):
 class Reader:
     """One worker's rows of a file: of every `share[1]` batches the one numbered `share[0]`.
 
-    skipped:   malformed lines that were left out; more than `skip` of them are an error
-    advice:    what the error of a malformed line says to do
+    skipped:   the number of malformed lines that were left out; more than `skip` are an error
+    advice:    the advice at the end of the error of a malformed line
 
     Raises:
-        DataMissing: no such file.
+        DataMissing: there is no such file.
         DataCorrupt: a malformed line (file, line, what was expected) or one that is too long
             (`streams.LINE_BYTES_MAX`), a file without rows, or labels of several classes.
     """
@@ -118,9 +118,9 @@ class Reader:
 
 
 class Parser:
-    """Makes batches of lines.
+    """Parses lines into batches.
 
-    name:  of what has the lines, for errors
+    name:  the name of the source of the lines, for errors
     """
 
     def __init__(
@@ -144,11 +144,11 @@ class Parser:
         self._advice = advice
         self._classes = (
             options.classes if options.labelled else Classes()
-        )  # that of `_with_labels` is 0
+        )  # `_with_labels` writes the label 0
         self._parse = PARSERS[kind]
 
     def batches(self, blocks: Iterable[bytes]) -> Iterator[Batch]:
-        """The batches of blocks of whole lines."""
+        """Yield the batches of blocks of whole lines."""
         mine, sharers = self._share
         rows, kind = Rows(self._size, self._classes), KINDS[self._kind]
         for block in blocks if self._labelled else map(self._with_labels, blocks):
@@ -170,7 +170,7 @@ class Parser:
             yield self._batch(rows)
 
     def _with_labels(self, block: bytes) -> bytes:
-        """The lines with a label before each, which nobody looks at."""
+        """Return the lines with a placeholder for the label before each."""
         if self._kind == "criteo":
             return LINE_OF_FIELDS.sub(b"0\t", block)
         if b"#" in block:
@@ -178,7 +178,7 @@ class Parser:
         return b"0 " + block[:-1].replace(b"\n", b"\n0 ") + b"\n"
 
     def _row(self, line: bytes, number: int) -> Row | tuple[()] | None:
-        """The row of a line, with the label 1, 0 or -1; BLANK, or None if it is left out."""
+        """Return the row of a line, with the label 1, 0 or -1; BLANK, or None if it is left out."""
         try:
             text = text_of(line)
             if not (text if self._kind == "criteo" else without_comment(text)).strip():
@@ -209,7 +209,7 @@ class Parser:
 
 
 def hashed(keys: np.ndarray, bits: int) -> np.ndarray:
-    """The upper bits of each key's hash."""
+    """Return the upper `bits` bits of each key's hash."""
     found = np.empty_like(keys)
     _hashed(keys, U(64 - bits), found)
     return found
@@ -222,7 +222,7 @@ def _hashed(keys: Any, shift: Any, found: Any) -> None:
 
 
 def _unmarked(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Blocks of a text without a byte-order mark."""
+    """Yield the blocks of a text without its byte-order mark."""
     for first in blocks:
         yield unmarked(path, first)
         yield from blocks

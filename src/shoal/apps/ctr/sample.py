@@ -1,4 +1,4 @@
-"""A sample of clicks, made from a seed: for trying things without data of one's own."""
+"""A sample of clicks, made from a seed, to try things out without data of one's own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SIZES = (1000, 200, 50, 24, 7)  # users, advertisements, sites, hours, weekdays
 def write_sample(folder: Path, seed: int) -> tuple[Path, Path]:
     """Write a training and a test file in the dummy format.
 
-    Who clicks is drawn from a factorisation machine's chance: a bias, a weight for each of five
-    fields' values (which are as frequent as Zipf's law has it), and tastes of users for
-    advertisements, of rank 4.
+    Clicks are drawn with the chances of a factorisation machine: a bias, a weight for each value of
+    five fields (their frequencies follow Zipf's law), and the tastes of users for advertisements,
+    of rank 4.
     """
     random = np.random.default_rng(seed)
     first = np.concatenate([[0], np.cumsum(SIZES[:-1])])

@@ -1,4 +1,4 @@
-"""Scores: what a model said of rows, and what they were."""
+"""Scores: the logits that a model gives to rows, and the labels of the rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS = "a model of clicks, for its AUC and log loss,"  # which scikit-learn c
 
 
 class EpochScore(msgspec.Struct):
-    """Figures of the rows to validate, after an epoch (from 1)."""
+    """The figures of the validation rows after an epoch (from 1)."""
 
     epoch: int
     auc: float | None
@@ -26,10 +26,10 @@ class EpochScore(msgspec.Struct):
 
 
 def scores_before(run: RunFolder) -> list[dict[str, Any]]:
-    """The scores of a run that has ended, by epoch; none of another.
+    """Return the scores of a run that has ended, by epoch; [] for any other run.
 
     Raises:
-        DataCorrupt: they are not as they were written
+        DataCorrupt: the scores are not as they were written
     """
     found = run.result(0).get("valid", [])
     try:
@@ -39,7 +39,7 @@ def scores_before(run: RunFolder) -> list[dict[str, Any]]:
 
 
 class Scores:
-    """Logits and labels, as they come. Workers leave them; figures are made of all of them."""
+    """The logits and labels of rows. Workers save them; figures are computed from all of them."""
 
     def __init__(self) -> None:
         self._logits: list[np.ndarray] = []
@@ -50,7 +50,7 @@ class Scores:
         self._labels.append(labels)
 
     def all(self) -> tuple[np.ndarray, np.ndarray]:
-        """Logits and labels of all rows."""
+        """Return the logits and labels of all rows."""
         none = [np.empty(0, np.float32)]
         return np.concatenate(self._logits or none), np.concatenate(self._labels or none)
 
@@ -60,19 +60,19 @@ class Scores:
 
 
 def figures(paths: Sequence[Path]) -> dict[str, float | None]:
-    """AUC and log loss of all scores in some files, as `figures_of`.
+    """Compute the AUC and the log loss of all scores in some files, as `figures_of` does.
 
     Raises:
-        DataMissing, DataCorrupt: a file is not there, or is not as it was written
+        DataMissing, DataCorrupt: a file is missing, or is not as it was written
     """
     logits, labels = zip(*(_read(path) for path in paths), strict=True)
     return figures_of(np.concatenate(logits), np.concatenate(labels))
 
 
 def figures_of(logits: np.ndarray, labels: np.ndarray) -> dict[str, float | None]:
-    """AUC and log loss; nothing of no rows.
+    """Compute the AUC and the log loss; return {} without rows.
 
-    None: the AUC where all labels are the same, and both where a score is no number.
+    The AUC is None if all labels are the same; both are None if a score is not a number.
     """
     if not len(labels):
         return {}

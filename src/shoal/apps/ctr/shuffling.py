@@ -14,12 +14,12 @@ import numpy as np
 from shoal.apps.ctr.readers import Batch
 from shoal.tables.sparse.jit import U, kernel
 
-RUNS = 0.1  # of the changes of label that a random order has: fewer are long runs
-CHANGES = 20  # that a random order has at least, or nothing is said
+RUNS = 0.1  # share of the label changes of a random order, below which labels come in long runs
+CHANGES = 20  # label changes that a random order has to have for a warning
 
 
 class Labels:
-    """Counts rows, clicks, and changes of the label from a row to the next.
+    """Counts rows, clicks, and changes of the label from one row to the next.
 
     In a random order of n rows, p n of them clicks, about 2 p (1 - p) n labels differ from the one
     before (Wald & Wolfowitz 1940).
@@ -44,7 +44,7 @@ class Labels:
 
 
 def counted(batches: Iterable[Batch], labels: Labels) -> Iterator[Batch]:
-    """These batches, whose labels are counted as they come."""
+    """Yield the batches, and count their labels."""
     for batch in batches:
         labels.add(batch.labels)
         yield batch
@@ -53,12 +53,13 @@ def counted(batches: Iterable[Batch], labels: Labels) -> Iterator[Batch]:
 def shuffled(
     batches: Iterable[Batch], buffer_rows: int, random: np.random.Generator, labels: Labels
 ) -> Iterator[Batch]:
-    """The rows of these batches in a random order, in batches of the first one's size.
+    """Yield the rows of the batches in a random order, in batches of the size of the first.
 
-    Whenever `buffer_rows` rows have come in, a random half of them leaves in a random order.
+    Whenever the buffer has `buffer_rows` rows or more, a random half of them, in whole batches,
+    leaves it in a random order.
 
     Args:
-        labels: counts the labels in the order in which they come.
+        labels: the counts of the labels, in the order before the shuffle.
     """
     held: list[Batch] = []
     rows = size = 0
@@ -78,13 +79,13 @@ def shuffled(
 
 
 def cut(pool: Batch, order: np.ndarray, size: int) -> Iterator[Batch]:
-    """The rows of a pool in an order, in batches of `size` rows; the last one may be smaller."""
+    """Yield the rows of a pool in an order, in batches of `size` rows; the last may be smaller."""
     for first in range(0, len(order), size):
         yield taken(pool, order[first : first + size])
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """One batch of all rows."""
+    """Return one batch of all rows."""
     if len(batches) == 1:
         return batches[0]
     begins = np.cumsum([0, *(len(each.keys) for each in batches[:-1])])
@@ -98,7 +99,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 
 def taken(pool: Batch, rows: np.ndarray) -> Batch:
-    """The batch of these rows of a pool, in this order."""
+    """Return the batch of these rows of a pool, in this order."""
     counts = np.diff(pool.offsets, append=len(pool.keys))[rows]
     offsets = np.cumsum(counts) - counts
     size = int(counts.sum())

@@ -1,4 +1,4 @@
-"""Sources of rows: a file, several or all of a folder, in one of the formats; or the caller's."""
+"""Sources of rows: a file, several files or a folder, in one of the formats; or rows in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shoal.data.streams import files_of, lines, opened
 from shoal.errors import DataCorrupt, InvalidValue
 
 TEXTS = ("libsvm", "dummy")
-LIKE = (TEXTS, TABLES, ("criteo",))  # formats in which the same rows have the same keys
+LIKE = (TEXTS, TABLES, ("criteo",))  # groups of formats in which the same rows have the same keys
 SKIP = " (--skip-bad-lines N leaves out up to N such lines)"
 UNLABELLED = " (--unlabelled says that lines have no label)"
 
@@ -33,15 +33,17 @@ class Source:
     """One worker's rows of all files of a path, one file after the other.
 
     Args:
-        spec: how they are written.
-        path: a file, a folder (all of its files, by name, but hidden ones), or a pattern with *.
-        share: of every `share[1]` batches of a file, the one numbered `share[0]`.
-        labelled: whether lines begin with a label; a table has the label's column or not.
-        advice: what the error of a malformed line says to do.
+        spec: the options of the run, among them the format.
+        path: a file, a folder (its files by name, except those that begin with . or _), or a
+            pattern with *.
+        share: the share of the worker: of every `share[1]` batches of a file, the one numbered
+            `share[0]`.
+        labelled: whether lines begin with a label. A table has the column of the label or not.
+        advice: the advice at the end of the error of a malformed line.
 
     Raises:
         DataMissing: there is no such file.
-        DataCorrupt: as `Reader` and `TableReader`.
+        DataCorrupt: as in `Reader` and `TableReader`.
     """
 
     def __init__(
@@ -61,11 +63,11 @@ class Source:
         self._lines_labelled = labelled
         self._advice = "" if spec.skip_bad_lines else advice
         self._readers: list[Reader | TableReader] = []
-        self.keys: dict[str, ColumnKeys] = {}  # of a table's columns of categories
+        self.keys: dict[str, ColumnKeys] = {}  # by column of categories of a table
 
     @property
     def skipped(self) -> int:
-        """Malformed lines that were left out."""
+        """The number of malformed lines that were left out."""
         return sum(each.skipped for each in self._readers)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -75,12 +77,14 @@ class Source:
             yield from reader
 
     def first(self) -> Batch:
-        """The first rows."""
+        """Return the first batch of rows."""
         return next(iter(self._open(self.files[0])))
 
     def described(self) -> CtrSpec:
-        """The specification with what was found of the training file: the format, the labels of
-        lines, and the columns of a table."""
+        """Return the specification with the format, labels and columns of the training file.
+
+        The labels are those of lines, and the columns are those of a table.
+        """
         if self.kind in TEXTS:
             self._spec = with_classes(self._spec, self.files[0])
         reader = self._open(self.files[0])
@@ -94,7 +98,7 @@ class Source:
         return found
 
     def doubts(self) -> list[str]:
-        """Warnings of columns of the first file that were chosen by their types."""
+        """Return warnings about the columns that were chosen by their types in the first file."""
         reader = self._open(self.files[0])
         if not isinstance(reader, TableReader) or not reader.columns.chosen:
             return []
@@ -119,28 +123,29 @@ class Source:
 
 
 def format_of(path: Path, spec: CtrSpec) -> Format:
-    """The format of a file: the run's, or by its name, or by its first line."""
+    """Return the format of a file: the run's, or that of the file's name, or of its first line."""
     if spec.format != "auto":
         return spec.format
     return named_format(path) or guess(path, spec.skip_bad_lines)
 
 
 def named_format(path: Path) -> Format | None:
-    """The format of a table, by its name."""
+    """Return the format of a table by the name of its file; None for other names."""
     return next((SUFFIXES[each] for each in reversed(path.suffixes) if each in SUFFIXES), None)
 
 
 def to_predict(spec: CtrSpec, path: str, form: Format, unlabelled: bool) -> Source:
-    """The rows of a path for the model of a run, with labels or without.
+    """Return the source of the rows of a path for the model of a run, with labels or without.
 
     Args:
-        spec: of the run.
-        form: their format; "auto" is the run's, or a like one that the file says.
-        unlabelled: lines do not begin with a label; found out of all formats but dummy.
+        spec: the options of the run.
+        form: the format of the rows; "auto" is the format that the file shows, else the run's.
+        unlabelled: whether lines do not begin with a label; if False, it is found out for all
+            formats but dummy.
 
     Raises:
-        InvalidValue: keys of that format are not those that the run was trained on.
-        DataMissing, DataCorrupt: as `Source`.
+        InvalidValue: keys of that format differ from those that the run was trained on.
+        DataMissing, DataCorrupt: as in `Source`.
     """
     like = next(each for each in LIKE if spec.format in each)
     file = files_of(path)[0]
@@ -162,13 +167,13 @@ def to_predict(spec: CtrSpec, path: str, form: Format, unlabelled: bool) -> Sour
 
 
 def check_alike(spec: CtrSpec, path: str) -> None:
-    """Refuse a file that is named as a table of another format than that of the training file.
+    """Refuse a file whose name is that of a table of another format than the training file's.
 
-    spec: how the training file is read
+    spec: the options of the run, with the format of the training file
 
     Raises:
-        DataMissing: as `Source`
-        DataCorrupt: it is
+        DataMissing: as in `Source`
+        DataCorrupt: the format differs
     """
     file = files_of(path)[0]
     named = named_format(files_of(spec.train)[0]) if spec.train else None
@@ -180,7 +185,7 @@ def check_trainable(spec: CtrSpec, path: str) -> None:
     """Read the first rows of a path, which must have labels.
 
     Raises:
-        DataMissing, DataCorrupt: as `Source`, or rows without labels.
+        DataMissing, DataCorrupt: as in `Source`, or the rows have no labels.
     """
     source = Source(spec, path)
     if not source.labelled:
@@ -192,15 +197,15 @@ def check_trainable(spec: CtrSpec, path: str) -> None:
 
 
 def batch_of(spec: CtrSpec, rows: object, labelled: bool | None = None) -> Batch:
-    """Rows in memory as a batch for the model of a run.
+    """Return rows in memory as a batch for the model of a run.
 
     Args:
-        spec: of the run.
-        rows: as `Scorer.predict` takes them.
+        spec: the options of the run.
+        rows: the rows, as `Scorer.predict` takes them.
         labelled: whether lines begin with a label; None: find out.
 
     Raises:
-        DataCorrupt, InvalidValue: as `Scorer.predict`.
+        DataCorrupt, InvalidValue: as in `Scorer.predict`.
     """
     listed = rows if isinstance(rows, Sequence) and not isinstance(rows, str) else ()
     if listed and all(isinstance(row, str) for row in listed):

@@ -13,7 +13,7 @@ from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import Consistency, asp, bsp, ssp
 
 KEY_RULE = 2  # raise it when a value gets another key: runs of another rule are refused
-APPLICATION, RULE = "ctr", "key_rule"  # in a run's job
+APPLICATION, RULE = "ctr", "key_rule"  # the application, and the name of the rule, in a job
 TABLES = ("csv", "parquet")
 Format = Literal["auto", "libsvm", "criteo", "dummy", "csv", "parquet"]
 
@@ -78,21 +78,21 @@ class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @staticmethod
     def columns(names: str) -> list[str]:
-        """The names of columns that an option holds."""
+        """Return the names of columns that an option holds."""
         return [each.strip() for each in names.split(",") if each.strip()]
 
     @property
     def consistency(self) -> Consistency:
-        """Of the tables."""
+        """The consistency of the tables."""
         kinds = {"asgd": asp(), "sync": bsp(), "ssp": ssp(self.staleness)}
         return kinds[self.strategy]
 
 
 def spec_of(run: Path) -> CtrSpec:
-    """The specification of a run.
+    """Load the specification of a run.
 
     Raises:
-        DataMissing: it is not the folder of a run of `shoal train ctr`
+        DataMissing: `run` is not the folder of a run of `shoal train ctr`
         UnknownFormat: its keys follow another rule, or another version of Shoal has written it
         DataCorrupt, InvalidValue: its job is not as that run wrote it
     """
@@ -115,7 +115,7 @@ def is_of_ctr(run: Path) -> bool:
     """Return whether a run's job is one of `shoal train ctr`.
 
     Raises:
-        DataMissing, DataCorrupt, UnknownFormat: as `load_run_job`
+        DataMissing, DataCorrupt, UnknownFormat: as in `load_run_job`
     """
     return load_run_job(run).get("application") == APPLICATION
 

@@ -1,4 +1,4 @@
-"""The tables of a model of clicks: how their rows begin and learn."""
+"""The tables of a model of clicks: the initial values and the optimizers of their rows."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ FACTOR_STD = 0.01
 
 
 def bias_options(spec: CtrSpec) -> dict[str, Any]:
-    """Of the weight that every row has; no penalty is on it."""
+    """Return the options of the bias, the weight of every row, which has no penalty."""
     return {**_common(spec), "access": Access("ftrl", _rate(spec)), "init": Init()}
 
 
 def linear_options(spec: CtrSpec) -> dict[str, Any]:
-    """Of the keys' weights."""
+    """Return the options of the keys' weights."""
     access = Access("ftrl", {**_rate(spec), "l1": spec.l1, "l2": spec.l2})
     return {**_common(spec), **_bound(spec), "access": access, "init": Init()}
 
 
 def factor_options(spec: CtrSpec) -> dict[str, Any]:
-    """Of the keys' factors (fm, deepfm)."""
+    """Return the options of the keys' factors (fm, deepfm)."""
     access = Access("adagrad", {"lr": spec.factor_lr, "initial_accumulator_value": 1.0})
     init = Init("normal", 0.0, FACTOR_STD, spec.seed)
     return {**_common(spec), **_bound(spec), "access": access, "init": init}
 
 
 def _common(spec: CtrSpec) -> dict[str, Any]:
-    # Losses are sums over a batch, so a round's update is the sum over the workers': that of one
-    # process with all their rows.
+    # Losses are sums over a batch, so that a round's update is the sum of the workers' updates, as
+    # in one process with all their rows.
     return {"consistency": spec.consistency, "merge": "sum"}
 
 

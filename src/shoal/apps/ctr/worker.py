@@ -29,7 +29,7 @@ from shoal.node.memory import keep_memory
 from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
 
-STEPS_A_LINE = 20  # of the event log
+STEPS_A_LINE = 20  # steps between two lines of the event log
 
 
 def run_ctr_worker(
@@ -42,9 +42,9 @@ def run_ctr_worker(
     passed: int = 0,
     token: str = "",
 ) -> None:
-    """Join, train on this worker's batches, leave results in the run's folder.
+    """Join, train on this worker's batches, and write the results to the run's folder.
 
-    passed:  clock of the checkpoint that the run continues from
+    passed:  the clock of the checkpoint that the run continues from
     """
     configure_log()
     keep_memory()
@@ -75,7 +75,7 @@ def run_ctr_worker(
 
 
 def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
-    """Each batch with the one after it, which is looked up as its own update is sent."""
+    """Yield each batch with the next, whose rows are pulled as the update of the first is sent."""
     before = None
     for batch in batches:
         if before is not None:
@@ -88,7 +88,7 @@ def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
 class Trainer:
     """One worker's rows, its model and its figures.
 
-    passed:  steps to leave out
+    passed:  the number of steps to skip
     """
 
     def __init__(self, spec: CtrSpec, context: Context, log: EventLog, passed: int = 0) -> None:
@@ -112,7 +112,7 @@ class Trainer:
         return self._reader.keys
 
     def train(self) -> None:
-        """Train all epochs; batches stay in memory if there is more than one."""
+        """Train for all epochs; keep the batches in memory if there is more than one."""
         kept: list[Batch] = []
         batches = self._in_order((), 0)
         begin = time.monotonic()
@@ -134,8 +134,12 @@ class Trainer:
         self._seconds = time.monotonic() - begin
 
     def _begin_after(self, batches: int) -> None:
-        """Go on where the run before ended: with its scores, and no batch of a later epoch is left
-        out because another worker had more. An epoch has so many batches."""
+        """Continue the run before: keep its scores, and skip only batches of its epochs.
+
+        The clock of its checkpoint exceeds this worker's batches if another worker had more.
+
+        batches: the number of this worker's batches per epoch
+        """
         before = self._spec.resume
         done = min(self._passed, epochs_of(before) * batches)
         self._missed = max(done - batches, 0)
@@ -145,7 +149,7 @@ class Trainer:
             self.valid = [each for each in scored if each["epoch"] * batches <= done]
 
     def _in_order(self, kept: Sequence[Batch], epoch: int) -> Iterable[Batch]:
-        """The batches of an epoch: rows as they are drawn from the file, then `kept` batches."""
+        """Return the batches of an epoch: of the file in the first, the `kept` ones in others."""
         random = np.random.default_rng((self._spec.seed, self._context.rank, epoch))
         if epoch:
             return [kept[at] for at in random.permutation(len(kept))]
@@ -155,7 +159,7 @@ class Trainer:
 
     def _step(self, batch: Batch, following: Batch | None, epoch: int) -> None:
         logits, loss = self._model.learn(batch, following)
-        if not epoch:  # before the model has seen them
+        if not epoch:  # the logits before the model has seen the rows
             self.progressive.add(logits, batch.labels)
         self._rows += len(batch)
         self._steps += 1
@@ -166,11 +170,11 @@ class Trainer:
             )
 
     def _stops(self, epoch: int) -> bool:
-        """Score the rows of `valid` once all workers are here; whether training stops."""
+        """Score the rows of `valid` once all workers are here; return whether training stops."""
         client, verdict = self._context.client, torch.zeros(1)
         client.barrier(f"epoch {epoch}")
         if self._context.rank == 0 and self._rows > self._scored_rows:
-            self._scored_rows = self._rows  # an epoch that a resumed run leaves out has no score
+            self._scored_rows = self._rows  # an epoch that a resumed run skips has no score
             found = figures_of(*self.scores_of(self._spec.valid).all())
             self.valid.append({"epoch": epoch + 1, **found})
         if self._context.rank == 0 and self.valid and self.valid[-1]["epoch"] <= epoch + 1:
@@ -180,7 +184,7 @@ class Trainer:
         return bool(verdict)
 
     def result(self) -> dict[str, Any]:
-        """This worker's counts."""
+        """Return the figures of this worker."""
         return {
             "rows": self._rows,
             "steps": self._steps,
@@ -197,7 +201,7 @@ class Trainer:
         }
 
     def scores_of(self, path: str) -> Scores:
-        """Scores of the rows of a path; none of no path."""
+        """Return the scores of the rows of a path; no scores without a path."""
         scores = Scores()
         if path:
             self._model.finish()

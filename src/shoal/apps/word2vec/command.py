@@ -38,14 +38,14 @@ from shoal.reports.live import Live, progress_console
 from shoal.storage.files import read_text, write_whole
 from shoal.storage.run_folder import RunFolder
 
-MEANINGS = {  # by whether --tokens is space: what that is, and what the other one does
+MEANINGS = {  # by whether --tokens is space: its meaning, and the alternative
     True: ("each token between blanks as it is", "--tokens words cuts at punctuation"),
     False: (
         "letters in lower case, cut at punctuation",
         "--tokens space takes each token between blanks as it is",
     ),
 }
-FIGURES = ("words", "seconds", "bytes_pushed", "bytes_pulled")  # of each worker
+FIGURES = ("words", "seconds", "bytes_pushed", "bytes_pulled")  # the figures of each worker
 
 
 def train(
@@ -62,9 +62,9 @@ def train(
     Args:
         texts: text files (plain, gzipped or tar.gz), folders of them or patterns; a sample made
             from the seed if none is given.
-        progress: show a bar of each worker; None: on a terminal and in a notebook.
-        trust: continue (`resume`) from what another user has left, too.
-        options: as flags of `shoal train word2vec`, with `_` for `-`: workers, dim, model, epochs,
+        progress: whether to show a bar for each worker; None: on a terminal and in a notebook.
+        trust: whether to continue (`resume`) even a run that another user has left.
+        options: the flags of `shoal train word2vec`, with `_` for `-`: workers, dim, model, epochs,
             analogies, tokens, resume and others.
 
     Returns:
@@ -73,8 +73,8 @@ def train(
     Raises:
         InvalidValue: no such option, a value out of its range, a text without blanks between words,
             or without words that come often enough.
-        UnknownName: no such language (`tokens`).
-        DataMissing, DataCorrupt: a file is not there, or is not what it says.
+        UnknownName: there is no such language (`tokens`).
+        DataMissing, DataCorrupt: a file is missing or malformed.
         NotTrusted: another user has left the run that is resumed, or could have changed it.
         ProcessDied: a process was killed or ended early.
 
@@ -92,11 +92,11 @@ def train(
 
 
 def spec_from(values: Mapping[str, Any]) -> WordsSpec:
-    """The specification that options ask for; with `resume`, those of that run that are not given.
+    """Return the specification of some options; with `resume`, the others are those of that run.
 
     Raises:
-        InvalidValue: as `converted`
-        DataMissing, DataCorrupt: no such run
+        InvalidValue: as in `converted`; or options that the run cannot change
+        DataMissing, DataCorrupt: there is no such run, or its job is malformed
     """
     if not values.get("resume"):
         return converted(dict(values), WordsSpec)
@@ -104,7 +104,7 @@ def spec_from(values: Mapping[str, Any]) -> WordsSpec:
     before = load_run_job(run)
     if before.pop("application", None) != APPLICATION:
         raise DataMissing(f"{run} is of another run than one of `shoal train word2vec`")
-    before.setdefault("tokens", WORDS)  # of before there was a choice
+    before.setdefault("tokens", WORDS)  # for runs from before there was a choice
     asked = {**values, "tokens": before["tokens"]}
     spec = converted({**before, "resume_at": -1, **asked}, WordsSpec)
     if values.get("tokens", AUTO) not in (AUTO, spec.tokens):
@@ -121,16 +121,17 @@ def run_words(
     corpus: Corpus | None = None,
     trust: bool = False,
 ) -> dict[str, Any]:
-    """Run it here and return its summary.
+    """Train on this machine, and return the summary of the run.
 
-    corpus: the text, where it is read already
-    trust:  continue from what another user has left, too
+    corpus: the text, if it has been read already
+    trust:  whether to continue even a run that another user has left
 
     Raises:
-        NotTrusted: another user has left the run that it continues
-        DataMissing, DataCorrupt: a file that is not there, or is not what it says
-        InvalidValue: a text without words that come often enough
-        ShoalError: whatever a process of the run raised
+        NotTrusted: another user has left the run that this one continues
+        DataMissing, DataCorrupt: a file is missing or malformed
+        InvalidValue: the text has too few words that come often enough, or it is not the text of
+            the run that this one continues
+        ShoalError: the error of a process of the run
     """
     started_at = time.time() if started_at is None else started_at
     passed = resumed_at(spec.resume, spec.resume_at, trust)
@@ -142,7 +143,7 @@ def run_words(
     if corpus is None:
         with console.status("reading the text"):
             corpus = read_corpus(spec)
-    spec = replace(spec, tokens=corpus.tokens)  # a run that continues this one has the same
+    spec = replace(spec, tokens=corpus.tokens)  # for the runs that continue this one
     if len(corpus.words) < 2:
         other = "" if corpus.tokens == SPACE else ", or --tokens space"
         raise InvalidValue(
@@ -157,7 +158,7 @@ def run_words(
     folder.write_job(dump_job(spec, APPLICATION))
     write_whole(folder.path / VOCABULARY, "\n".join(corpus.words) + "\n")
     with LocalEngine(folder) as engine:
-        saved = engine.sockets / "corpus.npz"  # goes with the run's sockets
+        saved = engine.sockets / "corpus.npz"  # deleted with the run's sockets
         corpus.save(saved)
         begun = begun_with(spec.resume, passed)
         cluster = run_tasks(engine, spec, started_at, init=begun, passed=passed, preload=SPARSE)
@@ -181,11 +182,11 @@ def run_words(
 
 
 def read_corpus(spec: WordsSpec) -> Corpus:
-    """The text that a run trains on.
+    """Read the text that a run trains on.
 
     Raises:
-        DataMissing, DataCorrupt: a file that is not there, or is not what it says
-        InvalidValue: a text without blanks between words
+        DataMissing, DataCorrupt: a file is missing or malformed
+        InvalidValue: the text has no blanks between words
     """
     if not spec.texts:
         return Corpus.of(sample_lines(spec.seed), spec.min_count, spec.tokens)
@@ -194,7 +195,7 @@ def read_corpus(spec: WordsSpec) -> Corpus:
 
 
 def told(corpus: Corpus) -> tuple[str, str]:
-    """What is said of a text before training: what its words are, and what is left out.
+    """Return the lines that are printed before training: the kind of tokens and the vocabulary.
 
     >>> for line in told(Corpus.of(["17 4 9023 17"], min_count=2, tokens="space")): print(line)
     tokens: space, each token between blanks as it is
@@ -234,7 +235,7 @@ def _summarise(
 
 
 def show_summary(console: Console, summary: dict[str, Any]) -> None:
-    """The figures as a table."""
+    """Print the figures as a table."""
     table = Table(box=None, show_header=False)
     table.add_row("vocabulary", f"{summary['vocabulary']:,}")
     table.add_row("words/s", f"{summary['words_per_s']:,.0f}")

@@ -1,4 +1,4 @@
-"""Text as words by number: read once, for all workers."""
+"""Text as numbers of words, read once for all workers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ UNREADABLE = (OSError, EOFError, tarfile.TarError, UnicodeDecodeError)
 
 
 class LeftOut(NamedTuple):
-    """How much of a text is not in its corpus.
+    """The parts of a text that are not in its corpus, as counts.
 
-    numbers:     tokens between blanks with digits that are in no word: all or part of the token
-    symbols:     tokens without letters and digits
-    rare:        occurrences of words that come fewer than `min_count` times
-    rare_words:  how many different words these are
+    numbers:     the number of tokens between blanks with digits that are in no word
+    symbols:     the number of tokens without letters and digits
+    rare:        the number of occurrences of words that come fewer than `min_count` times
+    rare_words:  the number of these words
     """
 
     numbers: int = 0
@@ -35,7 +35,8 @@ class LeftOut(NamedTuple):
     rare_words: int = 0
 
     def __str__(self) -> str:
-        """
+        """Return the counts as a text.
+
         >>> print(LeftOut(numbers=12, rare=2000, rare_words=1500))
         12 numbers, 2,000 tokens of 1,500 words below --min-count
         >>> print(LeftOut())
@@ -57,11 +58,11 @@ class Corpus:
     """The words of a text that are not rare, most frequent first.
 
     words:    the vocabulary
-    counts:   (n,) how often each comes
+    counts:   (n,), the number of occurrences of each word
     ids:      int32, the text: numbers of words, and BREAK after each sentence
-    tokens:   `space`, `words` or a language: how words were found
-    because:  what the text is, where `tokens` was chosen by that
-    left_out:  what was left out
+    tokens:   the rule by which words were found: `space`, `words` or a language
+    because:  the reason for `tokens`, if it was chosen by the text; else ""
+    left_out:  the parts of the text that were left out
     """
 
     def __init__(
@@ -84,10 +85,10 @@ class Corpus:
     def of(
         lines: Iterable[str], min_count: int, tokens: str = AUTO, source: str = "the text"
     ) -> Corpus:
-        """The corpus of some lines, each a sentence.
+        """Return the corpus of some lines, each of which is a sentence.
 
-        tokens:  as `--tokens` has it
-        source:  what the text is called in errors
+        tokens:  the value of `--tokens`
+        source:  the name of the text in errors
 
         >>> corpus = Corpus.of(["The cat sat.", "the dog, the cat"], min_count=2)
         >>> corpus.words, corpus.counts.tolist(), corpus.ids.tolist()
@@ -98,7 +99,9 @@ class Corpus:
         ['17', 'item_17', 'item_4']
 
         Raises:
-            InvalidValue: a text whose words are found with a dictionary, but for `space`
+            InvalidValue: the text has no blanks between words, and `tokens` is not `space`; or as
+                in `language_of`
+            UnknownName: as in `language_of`
         """
         because = ""
         rest = iter(lines)
@@ -111,7 +114,7 @@ class Corpus:
         everything, names, numbers, symbols = numbered(rest, tokens)
         counts = np.bincount(everything[everything >= 0], minlength=len(names))
         kept = [n for n in np.argsort(-counts, kind="stable") if counts[n] >= min_count]
-        renumbered = np.full(len(names) + 1, BREAK - 1, np.int32)  # the last: of BREAK itself
+        renumbered = np.full(len(names) + 1, BREAK - 1, np.int32)  # the last one is for BREAK
         renumbered[kept] = np.arange(len(kept), dtype=np.int32)
         renumbered[-1] = BREAK
         ids = renumbered[everything]
@@ -122,7 +125,7 @@ class Corpus:
 
     @property
     def total(self) -> int:
-        """Words of the text, rare ones left out."""
+        """The number of words of the text, without the rare ones."""
         return int(self.counts.sum())
 
     def save(self, path: Path) -> None:
@@ -130,7 +133,7 @@ class Corpus:
             np.savez(file, ids=self.ids, counts=self.counts)
 
     def keep_chances(self, sample: float) -> np.ndarray:
-        """How likely each word stays: Mikolov et al. 2013, section 2.3, as word2vec.c has it."""
+        """Return each word's chance to be kept: Mikolov et al. 2013, section 2.3, as word2vec.c."""
         if not sample:
             return np.ones(len(self.words), np.float32)
         share = np.maximum(self.counts, 1) / (sample * max(self.total, 1))
@@ -139,7 +142,7 @@ class Corpus:
 
 
 def _first(lines: Iterator[str], characters: int) -> Iterator[str]:
-    """Lines until they have that many characters together."""
+    """Yield lines until they have that many characters together."""
     for line in lines:
         yield line
         characters -= len(line)
@@ -148,10 +151,10 @@ def _first(lines: Iterator[str], characters: int) -> Iterator[str]:
 
 
 def load_ids(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """(ids, counts) of a saved corpus.
+    """Load (ids, counts) of a saved corpus.
 
     Raises:
-        DataCorrupt: it is none; loops count on the numbers of words
+        DataCorrupt: the file is malformed, or a number is out of the range that loops rely on
     """
     ids, counts = read_arrays(path, "ids", "counts")
     if ids.dtype != np.int32 or counts.dtype != np.int64 or ids.ndim != 1 or counts.ndim != 1:
@@ -166,7 +169,7 @@ def load_ids(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shares(ids: np.ndarray, workers: int) -> list[slice]:
-    """An equal part of the text for each worker, of whole sentences."""
+    """Split the text into about equal parts of whole sentences, one for each worker."""
     ends = np.flatnonzero(ids == BREAK) + 1
     wanted = [len(ids) * worker // workers for worker in range(1, workers)]
     places = np.minimum(np.searchsorted(ends, wanted), len(ends) - 1)
@@ -174,12 +177,14 @@ def shares(ids: np.ndarray, workers: int) -> list[slice]:
 
 
 def read_lines(paths: Iterable[str]) -> Iterator[str]:
-    """The lines of text files, of gzipped ones and of those in tar archives; of a line that is
-    longer than a block (`streams.BLOCK_BYTES`) its pieces. A path may be a folder or a pattern.
+    """Yield the lines of text files, plain or gzipped, and of the files in tar archives.
+
+    A line that is longer than a block (`streams.BLOCK_BYTES`) comes in pieces. A path may be a
+    folder or a pattern.
 
     Raises:
-        DataMissing: no such file
-        DataCorrupt: not UTF-8, words that are too long, or an archive that is not whole
+        DataMissing: there is no such file
+        DataCorrupt: a text is not UTF-8, a word is too long, or an archive is not whole
     """
     for path in chain.from_iterable(map(files_of, paths)):
         if not path.is_file():
@@ -200,14 +205,14 @@ def _pieces_of(path: Path) -> Iterator[bytes]:
         forward: Any = Forward(file)
         with tarfile.open(fileobj=forward, mode="r:") as archive:
             for member in archive:
-                cast(Any, archive).members.clear()  # it would keep all of them
+                cast(Any, archive).members.clear()  # tarfile would keep all of them
                 content = archive.extractfile(member) if member.isfile() else None
                 if content is not None:
                     yield from pieces(path / member.name, content)
 
 
 class Forward:
-    """A file as tarfile reads it, from front to back; a header that is too long is refused."""
+    """A file that tarfile reads from front to back; a header that is too long is refused."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""What a text is, told from its beginning: prose, tokens between blanks, or neither."""
+"""Detection of the kind of a text from its beginning: prose, tokens between blanks, or neither."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shoal.apps.word2vec.tokens import SEGMENT_FIRST, SPACE, WORDS, runs_in
 from shoal.errors import InvalidValue
 
 BEGINNING = 1 << 20  # characters that are looked at
-STRANGE = 1 / 3  # share of tokens that are no plain words, above which a text is no prose
-ENDED = 1 / 50  # share of plain words with punctuation at their ends, below which it is none
+STRANGE = 1 / 3  # share of tokens that are not plain words, above which a text is not prose
+ENDED = 1 / 50  # share of plain words with punctuation at the end, below which a text is not prose
 DASHES = re.compile(r"[-\u2010-\u2015]*")
 ENDS = re.compile(r"[.,;:!?…։]")
 
@@ -22,8 +22,9 @@ ENDS = re.compile(r"[.,;:!?…։]")
 class Script(NamedTuple):
     """A script without blanks between words.
 
-    letters:  its letters, as a class of a regular expression
-    longest:  letters of a word on average: a text with more is not segmented
+    name:     the name of the script, for errors
+    letters:  the letters of the script, as a class of a regular expression
+    longest:  the mean number of letters per token above which a text is not segmented
     """
 
     name: str
@@ -43,7 +44,7 @@ SCRIPTS = (
 
 
 def kind_of(beginning: Iterable[str]) -> tuple[str, str]:
-    """What the tokens of a text are, from its first lines: `space` or `words`, and the reason.
+    """Return `space` or `words`, the kind of a text's tokens, and the reason, from its first lines.
 
     Prose is cut into `words`: at least two thirds of its tokens are plain words, in an alphabet
     with capitals, and at least one in fifty has punctuation at its end. In any other text each
@@ -78,7 +79,7 @@ def check_segmented(beginning: Iterable[str], source: str) -> None:
     """Refuse a text that has no blanks between words.
 
     Raises:
-        InvalidValue: most of it is in a script without them, and they have not been added
+        InvalidValue: most of the text is in a script without blanks, and none have been added
     """
     tokens = tokens_in(beginning)
     everything = sum(len(token) * count for token, count in tokens.items())
@@ -96,7 +97,7 @@ def check_segmented(beginning: Iterable[str], source: str) -> None:
 
 
 def tokens_in(lines: Iterable[str]) -> Counter[str]:
-    """How often each token between blanks comes."""
+    """Count the tokens between blanks."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.split())
@@ -104,7 +105,9 @@ def tokens_in(lines: Iterable[str]) -> Counter[str]:
 
 
 def _plain_word(token: str) -> tuple[str, str] | None:
-    """A word of letters, with dashes and apostrophes inside, and what follows it; or None.
+    """Return the plain word of a token, and the text behind it; None if there is none.
+
+    A plain word has letters only, with dashes and apostrophes inside.
 
     >>> _plain_word("“well-known,”"), _plain_word("_don't_"), _plain_word("u.s."), _plain_word("a1")
     (('well-known', ',”'), ("don't", ''), None, None)

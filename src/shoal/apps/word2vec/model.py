@@ -4,11 +4,11 @@
     maximise log σ(in[c] · out[w]) + sum_n log σ(-in[c] · out[n])
 
 Mikolov et al. 2013, "Distributed Representations of Words and Phrases and their Compositionality",
-equation 4. As word2vec.c does, sums beyond ±6 are left alone and σ is looked up.
+equation 4. As in word2vec.c, sums beyond ±6 cause no update and σ comes from a table.
 
-A block of text is trained on rows that were pulled for it: its words', and those of a pool of noise
-words, drawn once a block from the counts to the power of 3/4. Each noise word of each pair is drawn
-from the pool, so that its distribution is the same.
+A block of text is trained on rows that were pulled for it: those of its words, and those of a pool
+of noise words, drawn once per block from the counts to the power of 3/4. Each noise word of each
+pair is drawn from the pool, so that its distribution is the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from shoal.tables.sparse.jit import U, kernel
 
-MOST = 6.0  # of a sum, as word2vec.c has it
+MOST = 6.0  # bound of a sum, as in word2vec.c
 TABLE = 1000
 SIGMOID = (1 / (1 + np.exp(-(((np.arange(TABLE) + 0.5) * 2 / TABLE - 1) * MOST)))).astype(
     np.float32
@@ -29,19 +29,19 @@ POWER = 0.75
 
 
 def noise_pool(cumulative: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
-    """`size` noise words; `cumulative` is the running sum of counts to the power of 3/4."""
+    """Draw `size` noise words; `cumulative` is the running sum of counts to the power of 3/4."""
     draws = random.random(size) * cumulative[-1]
     found: np.ndarray = np.searchsorted(cumulative, draws, side="right").astype(np.int32)
     return found
 
 
 def running_sum(counts: np.ndarray) -> np.ndarray:
-    """Of counts to the power of 3/4."""
+    """Return the running sum of counts to the power of 3/4."""
     return np.cumsum(counts.astype(np.float64) ** POWER)
 
 
 def subsampled(ids: np.ndarray, keep: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Text without most of its frequent words."""
+    """Return the text, with each word kept by its chance in `keep`."""
     chances = keep[ids]
     chances[ids < 0] = 1.0
     kept: np.ndarray = ids[random.random(len(ids), np.float32) < chances]
@@ -49,7 +49,7 @@ def subsampled(ids: np.ndarray, keep: np.ndarray, random: np.random.Generator) -
 
 
 def load_kernels(dim: int) -> None:
-    """Have the loops compiled, or fetched from disk, before there is work."""
+    """Compile the loops, or fetch them from disk, before there is work."""
     few, one = np.zeros((2, dim), np.float32), np.zeros(1, np.int32)
     train_block(np.array([0, 1], np.int32), few, few.copy(), one, 1, 1, 0.0, 0, False)
 
@@ -68,9 +68,9 @@ def train_block(
 ) -> None:
     """Train on a piece of text, in place.
 
-    ids:      int32, places in `inputs` and `outputs`; below 0 between sentences
+    ids:      int32, the words as places in `inputs` and `outputs`; below 0 between sentences
     inputs:   (n, dim) float32; outputs: (m, dim), of which the first n are the same words
-    pool:     int32, places in `outputs`; as many as a power of two
+    pool:     int32, the noise words as places in `outputs`; their number is a power of two
     """
     dim, step, state = U(inputs.shape[1]), np.float32(lr), U(seed * 2 + 1)
     rows, others = inputs.reshape(-1), outputs.reshape(-1)
@@ -118,7 +118,7 @@ def train_block(
 def _against(
     one: Any, outputs: Any, word: Any, pool: Any, negative: Any, lr: Any, state: Any, change: Any
 ) -> Any:
-    """One input against a word and its noise; leaves the input's change in `change`."""
+    """Train `outputs` on one input, a word and its noise; write the input's change to `change`."""
     dim, mask = U(one.size), U(pool.size - 1)
     for j in range(dim):
         change[j] = 0
@@ -147,7 +147,7 @@ def _against(
 def block_loss(
     ids: np.ndarray, inputs: np.ndarray, outputs: np.ndarray, pool: np.ndarray, pairs: int = 200
 ) -> float:
-    """The mean loss of the first pairs of neighbours of a block, with five noise words each."""
+    """Return the mean loss of a block's first pairs of neighbours, with five noise words each."""
     here = np.flatnonzero((ids[:-1] >= 0) & (ids[1:] >= 0))[:pairs]
     if not len(here):
         return 0.0

@@ -1,4 +1,4 @@
-"""The words of a text by number, in the order in which they first come."""
+"""Numbers of the words of a text, in the order in which the words first come."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from shoal.apps.word2vec.tokens import SPACE, taking_apart
 
 BREAK = -1  # between sentences
-NUMBER, SYMBOL = -2, -3  # in place of what is left out; below them: several words
+NUMBER, SYMBOL = -2, -3  # for tokens that are left out; below them: tokens of several parts
 SENTENCE_WORDS = 10_000  # a longer line is cut
 BLOCK = 1 << 20  # tokens that are turned into words at once
 TAKEN_MAX = 1 << 19  # tokens that are remembered
 
 
 def numbered(lines: Iterable[str], tokens: str) -> tuple[np.ndarray, list[str], int, int]:
-    """A text as the numbers of its words, each line a sentence.
+    """Return a text as the numbers of its words; each line is a sentence.
 
     Returns:
-        (int32, BREAK after each sentence; the words; how many tokens with numbers, and how many of
-        symbols, are left out)
+        (int32, BREAK after each sentence; the words; the number of tokens with numbers, and of
+        tokens of symbols, that are left out)
 
     >>> numbers, words, *left_out = numbered(["The 2 cats -- the cat", "7"], "words")
     >>> numbers.tolist(), words, left_out
@@ -41,7 +41,7 @@ def numbered(lines: Iterable[str], tokens: str) -> tuple[np.ndarray, list[str], 
 
 
 def _blocks(lines: Iterable[str], taken: Whole | Taken) -> Iterator[np.ndarray]:
-    """The tokens of whole lines by number, BLOCK and more at once."""
+    """Yield the numbers of the tokens of whole lines, in blocks of BLOCK or more."""
     block = array("i")
     for line in lines:
         block.fromlist([*map(taken.__getitem__, line.split())])
@@ -54,7 +54,7 @@ def _blocks(lines: Iterable[str], taken: Whole | Taken) -> Iterator[np.ndarray]:
 
 
 class Whole(dict[str, int]):
-    """The number of a token between blanks."""
+    """The numbers of tokens between blanks, each of which is a word."""
 
     def __missing__(self, token: str) -> int:
         self[token] = number = len(self)
@@ -65,15 +65,15 @@ class Whole(dict[str, int]):
         return self
 
     def words_of(self, tokens: np.ndarray) -> np.ndarray:
-        """The same: each is a word."""
+        """Return the numbers as they are, because each token is a word."""
         return tokens
 
 
 class Taken(dict[str, int]):
-    """The number of the word of a token between blanks, which is taken apart once.
+    """The numbers of tokens between blanks, each of which is taken apart into words once.
 
-    NUMBER or SYMBOL stands for a token that is left out, and a number below them for one that has
-    several words, or words and numbers.
+    A token of one word has the number of that word. NUMBER or SYMBOL stands for a token that is
+    left out, and a number below them for a token of several words, or of words and numbers.
     """
 
     def __init__(self, tokens: str) -> None:
@@ -95,7 +95,7 @@ class Taken(dict[str, int]):
         return number
 
     def words_of(self, tokens: np.ndarray) -> np.ndarray:
-        """What tokens consist of, by the numbers that they have here."""
+        """Return the words of tokens, both by number; NUMBER and SYMBOL stay."""
         places = np.flatnonzero(tokens < SYMBOL)
         if not len(places):
             return tokens
@@ -109,7 +109,7 @@ class Taken(dict[str, int]):
 
 
 def without_left_out(numbers: np.ndarray) -> np.ndarray:
-    """Numbers of words only, and no sentence that has none.
+    """Return the numbers without those of tokens left out, and without empty sentences.
 
     >>> without_left_out(np.array([NUMBER, BREAK, 0, SYMBOL, BREAK, BREAK])).tolist()
     [0, -1]
@@ -122,7 +122,7 @@ def without_left_out(numbers: np.ndarray) -> np.ndarray:
 
 
 def cut(numbers: np.ndarray, words: int) -> np.ndarray:
-    """Sentences of at most so many words.
+    """Cut sentences into sentences of at most `words` words.
 
     >>> cut(np.array([0, 1, 2, BREAK, 3, 4, BREAK]), 2).tolist()
     [0, 1, -1, 2, -1, 3, 4, -1]
@@ -131,7 +131,7 @@ def cut(numbers: np.ndarray, words: int) -> np.ndarray:
     lengths = np.diff(ends, prepend=-1)
     if not len(ends) or lengths.max() <= words + 1:
         return numbers
-    place = np.arange(len(numbers)) - np.repeat(ends - lengths + 1, lengths)  # in its sentence
+    place = np.arange(len(numbers)) - np.repeat(ends - lengths + 1, lengths)  # in the sentence
     too_many = (place % words == 0) & (place > 0) & (numbers >= 0)
     shorter: np.ndarray = np.insert(numbers, np.flatnonzero(too_many), BREAK)
     return shorter

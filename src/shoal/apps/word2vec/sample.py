@@ -1,4 +1,4 @@
-"""A text made from a seed: sentences about topics, for trying things without one of one's own."""
+"""A text of sentences about topics, made from a seed, to try things out without one's own text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SENTENCES, LENGTH = 20_000, 12
 
 
 def sample_lines(seed: int) -> Iterator[str]:
-    """Each sentence has words of one topic (`topicab`, `topicac` ...) among common ones."""
+    """Yield sentences, each with words of one topic (`topicab`, `topicac` ...) and common words."""
     random = np.random.default_rng(seed)
     letters = "abcdefghijklmnopqrstuvwxyzàáâäåæçèéêë"
     topics = [[f"topic{letters[t]}{letters[w]}" for w in range(WORDS)] for t in range(TOPICS)]

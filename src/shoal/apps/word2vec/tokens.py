@@ -1,4 +1,4 @@
-"""Tokens: which words a token between blanks has, as `--tokens` says."""
+"""Tokens: the words of a token between blanks, by the rule of `--tokens`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.errors import InvalidValue
 from shoal.registry import unknown
 
 AUTO, SPACE, WORDS = "auto", "space", "words"
-FORMATS = dict.fromkeys(map(ord, "\u00ad\u200e\u200f\u2060\ufeff"))  # not seen, and in no word
+FORMATS = dict.fromkeys(map(ord, "\u00ad\u200e\u200f\u2060\ufeff"))  # invisible, in no word
 APOSTROPHES = "'’·״׳"  # between two letters they are part of a word
 SEGMENT_FIRST = (
     "Segment the text first (with jieba, MeCab or PyThaiNLP, say), write the words with blanks "
@@ -24,11 +24,11 @@ Cut = Callable[[str], list[str]]
 
 
 class Parts(NamedTuple):
-    """What a token between blanks consists of.
+    """The parts of a token between blanks.
 
-    words:    its words
-    numbers:  whether digits of it, without a letter, are left out
-    symbols:  whether it has neither letters nor digits, and is left out
+    words:    the words of the token
+    numbers:  whether digits without a letter are left out
+    symbols:  whether the token has neither letters nor digits, and is left out
     """
 
     words: list[str]
@@ -37,10 +37,10 @@ class Parts(NamedTuple):
 
 
 class Language(NamedTuple):
-    """What a language does in its own way.
+    """The rules of a language.
 
-    fold:  a token in lower case
-    cut:   a word into its words
+    fold:  the function that writes a token in lower case
+    cut:   the function that cuts a word into its words, if there is one
     """
 
     fold: Fold
@@ -48,12 +48,12 @@ class Language(NamedTuple):
 
 
 def _composed(token: str) -> str:
-    """In Unicode's composed form (NFC), without soft hyphens and marks of direction."""
+    """Return a token in Unicode's composed form (NFC), without the invisible FORMATS."""
     return unicodedata.normalize("NFC", token).translate(FORMATS)
 
 
 def fold(token: str) -> str:
-    """A token as the vocabulary of `words` has it: composed, in lower case.
+    """Return a token as the vocabulary of `words` writes it: composed, in lower case.
 
     >>> fold("E\u0301te\u0301"), fold("İzmir"), fold("co\u00adop")
     ('été', 'izmir', 'coop')
@@ -68,12 +68,12 @@ def _fold_turkic(token: str) -> str:
 
 
 def _fold_hebrew(token: str) -> str:
-    """Before the last letter, a quotation mark is that of an acronym."""
+    """Fold a token; a quotation mark before the last letter becomes that of an acronym."""
     return re.sub('(?<=[א-ת])"(?=[א-ת](?![א-ת"]))', "״", fold(token))
 
 
 def _elided(articles: str) -> Cut:
-    """Cut what has lost its last vowel off the word that follows.
+    """Return a function that cuts an elided word off the word that follows it.
 
     >>> _elided("l d")("l’eau"), _elided("l d")("aujourd'hui")
     (["l'", 'eau'], ["aujourd'hui"])
@@ -91,7 +91,7 @@ ALIKE = """
     af am ar as be bg bn br bs cs cy da de el en eo es et eu fa fi fo fy ga gd gl gu hi hr hu hy id
     is ka kk kn ko ku ky la lb lt lv mg mk ml mn mr ms mt nb ne nl nn no oc or pa pl ps pt ro ru sa
     sd si sk sl so sq sr sv sw ta te tg tk tl tt ug uk ur uz vo xh yi yo zu
-"""  # languages of which `words` is right
+"""  # languages for which `words` is right
 LANGUAGES = dict.fromkeys(ALIKE.split(), Language(fold))
 LANGUAGES |= {
     "az": Language(_fold_turkic),
@@ -114,11 +114,11 @@ UNCUT = {  # languages whose words are found with a dictionary
 
 
 def language_of(tokens: str) -> Language:
-    """The rules that `--tokens` asks for, but for `space`.
+    """Return the rules of a value of `--tokens` other than `space`.
 
     Raises:
-        InvalidValue: a language whose words are found with a dictionary
-        UnknownName: no such language
+        InvalidValue: the words of the language are found with a dictionary
+        UnknownName: there is no such language
     """
     code = re.split("[-_]", tokens.lower())[0]  # pt-BR is pt
     if code in UNCUT:
@@ -133,22 +133,22 @@ def language_of(tokens: str) -> Language:
 
 
 def check_tokens(tokens: str) -> None:
-    """Refuse what is no value of `--tokens`.
+    """Refuse a text that is no value of `--tokens`.
 
     Raises:
-        InvalidValue, UnknownName: as `language_of`
+        InvalidValue, UnknownName: as in `language_of`
     """
     if tokens not in (AUTO, SPACE):
         language_of(tokens)
 
 
 def folding(tokens: str) -> Fold:
-    """The function that writes a word as a vocabulary does, for looking it up."""
+    """Return the function that writes a word as the vocabulary does, to look it up."""
     return fold if tokens in (AUTO, SPACE) else language_of(tokens).fold
 
 
 def taking_apart(tokens: str) -> Callable[[str], Parts]:
-    """The function that finds the words of a token between blanks, by a language or as `words`.
+    """Return the function that finds the words of a token, by a language's rules or as `words`.
 
     A word is a run of letters, with their marks, and of digits and underscores between them. An
     apostrophe between letters is part of the word. Digits alone are no word.
@@ -177,19 +177,19 @@ def taking_apart(tokens: str) -> Callable[[str], Parts]:
 
 
 def runs_in(token: str) -> Iterator[re.Match[str]]:
-    """Runs of letters, marks, digits and underscores, joined by apostrophes and the like."""
+    """Find the runs of letters, marks, digits and underscores, joined by apostrophes."""
     return _runs(token.isascii()).finditer(token)
 
 
 @cache
 def _runs(ascii_only: bool) -> re.Pattern[str]:
-    joiners = "\u200c\u200d"  # have letters joined or not, as in Persian and Malayalam
+    joiners = "\u200c\u200d"  # they control whether letters join, as in Persian and Malayalam
     inside = r"\w" if ascii_only else rf"\w{marks()}{joiners}"
     return re.compile(rf"\w[{inside}]*(?:(?<!_)[{APOSTROPHES}](?!_)\w[{inside}]*)*")
 
 
 @cache
 def marks() -> str:
-    """All combining marks, which `\\w` leaves out: vowels of Hindi and Thai, accents."""
+    """Return all combining marks, which `\\w` lacks: vowels of Hindi and Thai, accents."""
     places = chain(range(0x300, 0x20000), range(0xE0100, 0xE01F0))
     return "".join(c for c in map(chr, places) if unicodedata.category(c)[0] == "M")

@@ -1,4 +1,4 @@
-"""Vectors of words: the files that others read, what is near, and what they are good for."""
+"""Vectors of words: files for other programs, nearest words, analogies and similarities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shoal.storage.files import naming, read_text
 from shoal.storage.run_folder import RunFolder
 
 APPLICATION = "word2vec"
-VOCABULARY, BINARY = "vocabulary.txt", "vectors.bin"  # in a run's folder
+VOCABULARY, BINARY = "vocabulary.txt", "vectors.bin"  # files in a run's folder
 QUESTIONS_A_BLOCK = 512
 
 
@@ -27,8 +27,8 @@ class Vectors:
     Args:
         words: the vocabulary, most frequent first.
         vectors: (n, dim) float32.
-        tokens: what words are, as `--tokens` has it. A word that is asked for and is not in the
-            vocabulary is looked up as that writes it: in lower case, with composed accents.
+        tokens: the value of `--tokens`. A word that is not in the vocabulary is looked up as that
+            rule writes it: in lower case, with composed accents.
 
     Example:
         >>> vectors = Vectors(["a", "b", "c"], np.array([[1, 0], [0.8, 0.6], [0, 1]], np.float32))
@@ -46,13 +46,13 @@ class Vectors:
 
     @staticmethod
     def load(run: str | Path) -> Vectors:
-        """The vectors of a run of `shoal train word2vec`, as they are if it is under way.
+        """Load the vectors of a run of `shoal train word2vec`; the current ones while it trains.
 
         Raises:
             DataMissing: there is no such run, or it has no vectors.
             DataCorrupt, UnknownFormat: a file of the run is not as it was written.
         """
-        from shoal.apps.weights import weights_of  # with torch
+        from shoal.apps.weights import weights_of  # it imports torch
 
         folder = RunFolder(Path(run))
         job = load_run_job(folder.path)
@@ -70,10 +70,10 @@ class Vectors:
             weights.close()
 
     def __getitem__(self, word: str) -> np.ndarray:
-        """A word's vector, (dim,) float32.
+        """Return the vector of a word, (dim,) float32.
 
         Raises:
-            UnknownName: no such word.
+            UnknownName: the vocabulary has no such word.
         """
         vector: np.ndarray = self.vectors[self._number(word)]
         return vector
@@ -81,19 +81,19 @@ class Vectors:
     def similar(
         self, *words: str, minus: Sequence[str] = (), count: int = 10
     ) -> list[tuple[str, float]]:
-        """The words nearest to a sum of words, and the cosines of their angles to it.
+        """Return the words nearest to a sum of words, and the cosines of their angles to it.
 
-        With unit vectors u it is the sum of u(w) over `words`, less that over `minus`; the given
+        With unit vectors u the sum is that of u(w) over `words`, less that over `minus`; the given
         words are left out (Mikolov et al. 2013, "Linguistic Regularities", section 5).
 
         Args:
             words: one or more.
             minus: words that are subtracted: king, woman, minus man.
-            count: of nearest words.
+            count: the number of nearest words.
 
         Raises:
-            UnknownName: a word that is not in the vocabulary.
-            InvalidValue: no words, a count below 1, or `minus` that is no list.
+            UnknownName: a word is not in the vocabulary.
+            InvalidValue: no words, a count below 1, or a `minus` that is a text.
         """
         if not words or count < 1 or isinstance(minus, str):
             raise InvalidValue("similar takes one word or more, a list `minus`, and a count from 1")
@@ -113,12 +113,12 @@ class Vectors:
         return number
 
     def _known(self, word: str) -> int:
-        """The number of a word, as it is or as the vocabulary writes it; -1 if it is not there."""
+        """Return the number of a word, as given or as the vocabulary writes it; -1 if unknown."""
         number = self.numbers.get(word)
         return self.numbers.get(self._fold(word), -1) if number is None else number
 
     def save(self, path: Path, binary: bool) -> None:
-        """The format of word2vec.c, as gensim's KeyedVectors.load_word2vec_format reads it."""
+        """Write the format of word2vec.c, for gensim's KeyedVectors.load_word2vec_format."""
         with path.open("wb") as file:
             file.write(f"{len(self.words)} {self.vectors.shape[1]}\n".encode())
             for word, vector in zip(self.words, self.vectors.astype(np.float32), strict=True):
@@ -128,11 +128,11 @@ class Vectors:
                     file.write(f"{word} {' '.join(f'{x:.6g}' for x in vector)}\n".encode())
 
     def analogies(self, path: Path) -> dict[str, float | int]:
-        """How many questions `a b c d` (a is to b as c to d) have the answer d.
+        """Count the questions `a b c d` (a is to b as c to d) that have the answer d.
 
-        The answer is the word whose vector is nearest to b - a + c, of unit vectors, and is none of
-        the three (Mikolov et al. 2013, "Linguistic Regularities", section 5). Questions with a word
-        that is not here are left out.
+        The answer is the word whose unit vector is nearest to b - a + c, except these three words
+        (Mikolov et al. 2013, "Linguistic Regularities", section 5). Questions with an unknown word
+        are left out.
         """
         found = ([*map(self._known, words)] for words in questions_in(path))
         questions = np.array([each for each in found if min(each) >= 0], np.int64).reshape(-1, 4)
@@ -148,7 +148,7 @@ class Vectors:
         return {"accuracy": accuracy, "right": right, "questions": len(questions)}
 
     def similarities(self, path: Path) -> dict[str, float | int]:
-        """Spearman's correlation of cosines with what people say of pairs of words."""
+        """Compute Spearman's correlation of cosines with people's scores of pairs of words."""
         spearmanr = require("scipy.stats", "the correlation with similarities").spearmanr
         ours, theirs, pairs = [], [], 0
         for one, other, score in pairs_in(path):
@@ -162,10 +162,10 @@ class Vectors:
 
 
 def questions_in(path: Path) -> Iterator[list[str]]:
-    """The four words of each question of a file.
+    """Yield the four words of each question of a file.
 
     Raises:
-        DataMissing, DataCorrupt: no such file, or a line that is no question
+        DataMissing, DataCorrupt: there is no such file, or a line is no question
     """
     for number, line in enumerate(_lines(path), 1):
         words = line.split()
@@ -177,10 +177,10 @@ def questions_in(path: Path) -> Iterator[list[str]]:
 
 
 def pairs_in(path: Path) -> Iterator[tuple[str, str, float]]:
-    """The pairs of words of a file, with what people say of their similarity.
+    """Yield the pairs of words of a file, with people's scores of their similarity.
 
     Raises:
-        DataMissing, DataCorrupt: no such file, or a line that is no pair
+        DataMissing, DataCorrupt: there is no such file, or a line is no pair with a score
     """
     for number, line in enumerate(_lines(path), 1):
         if not line.strip() or line.startswith("#"):
@@ -196,7 +196,7 @@ def pairs_in(path: Path) -> Iterator[tuple[str, str, float]]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, gzipped or not."""
+    """Yield the lines of a text file, gzipped or not."""
     if not path.is_file():
         raise DataMissing(f"no file {path}")
     with opened(path) as file:

@@ -1,8 +1,8 @@
 """The worker process of `shoal train word2vec`.
 
-Block by block: pull the vectors of a piece of text and of a pool of noise words, train on the
-copies, push what has changed. Changes are added up on the servers (`sum`), as Downpour does, and
-one message pushes a block's and pulls the next one's.
+For each block of text, a worker pulls the vectors of its words and of a pool of noise words, trains
+on the copies, and pushes the changes. The servers add up the changes (`sum`), as in Downpour. One
+message pushes the changes of a block and pulls the rows of the next one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from shoal.tables.init import Init
 from shoal.tables.spec import Access, TableSpec
 
 POOL = 1 << 15  # noise words of a block
-FETCHED = 20_000  # rows at once, at the end
+FETCHED = 20_000  # rows of a pull at the end
 
 
 def run_words_worker(
@@ -58,9 +58,9 @@ def run_words_worker(
     passed: int = 0,
     token: str = "",
 ) -> None:
-    """Join, train on this worker's share of the text; rank 0 writes the vectors.
+    """Join and train on this worker's share of the text; rank 0 writes the vectors.
 
-    passed:  clock of the checkpoint that the run continues from: blocks that are done
+    passed:  the clock of the checkpoint that the run continues from: the number of finished blocks
     """
     configure_log()
     keep_memory()
@@ -100,11 +100,11 @@ def run_words_worker(
 class Block:
     """A piece of text, and the rows that it needs.
 
-    ids:      its words as places in `inputs` and `outputs`, BREAK between sentences
-    words:    (n,) of the vocabulary: the inputs, and the first outputs
-    noise:    (m,) words that are outputs only
-    pool:     places in `outputs`, to draw noise from
-    given:    words of the text before frequent ones were left out
+    ids:      the words of the text as places in `inputs` and `outputs`, BREAK between sentences
+    words:    (n,), the numbers of the words that are inputs and the first outputs
+    noise:    (m,), the numbers of the words that are outputs only
+    pool:     the places in `outputs` from which noise is drawn
+    given:    the number of words of the text before frequent ones were left out
     """
 
     def __init__(
@@ -154,14 +154,14 @@ class Trainer:
         self._clock = self._epochs = 0
 
     def train(self, passed: int) -> None:
-        """All epochs over this worker's text but for `passed` blocks, a block at a time."""
+        """Train for all epochs on this worker's text, block by block, without `passed` blocks."""
         spec, size = self._spec, self._spec.block_words
         pieces = [self._ids[at : at + size] for at in range(0, len(self._ids), size)]
         self._log.write("begin", rank=self._client.rank, batches=len(pieces))
         every = max(1, len(pieces) // 50)
         begin = time.monotonic()
         clock = passed
-        if passed:  # it has done no batch of later epochs, though another worker had more
+        if passed:  # the clock exceeds this worker's blocks if another worker had more
             passed = min(passed, epochs_of(spec.resume) * len(pieces))
         turns = [
             (epoch, number)
@@ -189,9 +189,9 @@ class Trainer:
         self._epochs = max(spec.epochs, -(-passed // max(len(pieces), 1)))
 
     def _order(self, epoch: int, pieces: int) -> list[int]:
-        """A random order of the pieces of the text, the same for every run of this seed.
+        """Return a random order of the pieces of the text, the same for every run of this seed.
 
-        In the order of the text the vectors would follow what was read last, and forget the rest.
+        In the order of the text the vectors would follow the last pieces, and forget the others.
         """
         random = np.random.default_rng((self._spec.seed, self._client.rank, epoch, pieces))
         order: list[int] = random.permutation(pieces).tolist()
@@ -202,7 +202,7 @@ class Trainer:
         return Block(pieces[number], self._keep, self._noise, self._place, random)
 
     def _train(self, block: Block, lr: float, seed: int) -> tuple[Tensor, Tensor]:
-        """Train on a block's rows; returns by how much they have changed."""
+        """Train on copies of a block's rows; return the changes of the inputs and the outputs."""
         spec = self._spec
         inputs, outputs = block.inputs.clone(), block.outputs.clone()
 
@@ -230,7 +230,7 @@ class Trainer:
     def _exchange(
         self, done: Block | None, changes: tuple[Tensor, ...], following: Block | None
     ) -> None:
-        """Push a block's changes and pull the rows of the next one: one message a server."""
+        """Push a block's changes and pull the rows of the next one, in one message per server."""
         view = self._client.view
         pushes: list[PushOp] = []
         pulls: list[tuple[PullOp, Callable[[], Tensor]]] = []
@@ -248,7 +248,7 @@ class Trainer:
             following.inputs, following.outputs = (finish() for _, finish in pulls)
 
     def fetch(self, words: int) -> np.ndarray:
-        """All words' vectors."""
+        """Pull the vectors of all words."""
         rows = [
             self._client.pull("in", np.arange(at, min(at + FETCHED, words), dtype=np.int64)).wait()
             for at in range(0, words, FETCHED)

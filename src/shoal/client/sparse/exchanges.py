@@ -26,9 +26,10 @@ class Batch:
 
     Attributes:
         chosen: (n,) uint64, the distinct keys.
-        numbers: (count,) uint64, for each given key its index in `chosen`.
-        named: how operations name them: the memory of `chosen` (the router compares this object to
-            see that a push and a pull share their keys), and whether it is in the order of slots.
+        numbers: (count,) uint64, for each given key the index in `chosen`.
+        named: the keys as operations name them: the memory of `chosen` (the router compares this
+            object to see that a push and a pull share their keys), and whether it is in the order
+            of slots.
         as_given: whether `chosen` are the given keys, so that no row has to be moved.
     """
 
@@ -47,7 +48,7 @@ class Batch:
         self.named = self.chosen.data, ordered
 
     def merged(self, values: np.ndarray, assign: bool) -> np.ndarray:
-        """(count, width) values as (n, width): those of equal keys merged; the last if assigned."""
+        """Return (count, width) values as (n, width): equal keys merged, the last if assigned."""
         if self.as_given:
             return values
         rows = np.zeros((len(self.chosen), values.shape[1]), values.dtype)
@@ -64,7 +65,7 @@ def _merger(kind: type[RowMethod]) -> RowMethod:
 
 
 def push_op(spec: TableSpec, batch: Batch, values: Tensor, assign: bool = False) -> PushOp:
-    """A push of `values`, (n, *row_shape), for a batch of n keys."""
+    """Return a push of `values`, (n, *row_shape), for a batch of n keys."""
     _check_rows(spec, values, batch.count)
     given = values.detach().cpu().contiguous().numpy().reshape(batch.count, spec.width)
     rows = torch.from_numpy(batch.merged(given, assign))
@@ -74,7 +75,7 @@ def push_op(spec: TableSpec, batch: Batch, values: Tensor, assign: bool = False)
 def pull_op(
     spec: TableSpec, batch: Batch, out: Tensor | None
 ) -> tuple[PullOp, Callable[[], Tensor]]:
-    """A pull of the rows of n keys, and a function that returns them as (n, *row_shape)."""
+    """Return a pull of the rows of n keys, and a function that returns them as (n, *row_shape)."""
     if out is None:
         out = torch.empty((batch.count, *spec.row_shape), dtype=DTYPES[spec.dtype])
     _check_rows(spec, out, batch.count)
@@ -92,10 +93,10 @@ def pull_op(
 
 
 def keys_of(spec: TableSpec, keys: object) -> np.ndarray:
-    """Keys as (n,) uint64. Negative int64 keys, such as hashes, keep their 64 bits.
+    """Return keys as (n,) uint64; negative int64 keys, such as hashes, keep their 64 bits.
 
     Raises:
-        InvalidValue: not a one-dimensional list of integers of 64 bits.
+        InvalidValue: the keys are not a one-dimensional list of integers of 64 bits.
     """
     if isinstance(keys, Tensor | np.ndarray):
         try:

@@ -1,4 +1,4 @@
-"""Scans: all rows of a sparse table, whose keys nobody has to know, piece by piece."""
+"""Scans: all rows of a sparse table, piece by piece, without a list of its keys."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shoal.protocol.requests import Exchange, PullOp, Scan
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.spec import TableSpec
 
-PIECE_BYTES = 64 << 20  # about so many in a piece
+PIECE_BYTES = 64 << 20  # in one pull, about
 FIRST_SLOTS = 16
 
 
 def scanned(
     spec: TableSpec, table: str, exchange: Callable[[Exchange], Future]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (keys, rows) of some hash slots after the other; see `Client.scan`."""
+    """Yield (keys, rows) of one range of hash slots after the other; see `Client.scan`."""
     if not spec.sparse:
         raise InvalidValue(
             f"table {table!r} is {spec.kind}: scan is for sparse tables; pull others"
@@ -45,7 +45,7 @@ def scanned(
 
 
 def rows_of(piece: memoryview, spec: TableSpec) -> tuple[Tensor, Tensor]:
-    """The keys (as int64 bits) and rows that a server has sent (`SparseShard.scan`)."""
+    """Return the keys (as int64 bits) and rows that a server has sent (`SparseShard.scan`)."""
     data = torch.from_numpy(np.frombuffer(piece, np.uint8).copy())
     count = int(data[:8].view(torch.int64))
     keys, values = data[8 : 8 + 8 * count].view(torch.int64), data[8 + 8 * count :]

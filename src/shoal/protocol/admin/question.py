@@ -1,4 +1,4 @@
-"""Question: a tool says one thing to the scheduler until it is answered."""
+"""Question: a tool sends one message to the scheduler until it is answered."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ AGAIN_S = 0.1
 class Question:
     """Sends a message until one of these types answers it, for `limit_s` seconds at most.
 
-    A checkpoint is asked for so, and the death of a process is reported so by its parent.
+    A tool asks for a checkpoint with it, and a parent reports the death of its process.
 
     Attributes:
-        answer: the scheduler's; None if it has not answered.
+        answer: the answer of the scheduler; None until it arrives.
     """
 
     def __init__(self, message: Message, answers: tuple[type, ...], limit_s: float) -> None:
@@ -49,7 +49,7 @@ class Question:
         return self._again_at
 
     def check(self) -> None:
-        """It has no invariant."""
+        """Check nothing, because this machine has no invariant."""
 
     def address_of(self, node: NodeId) -> str | None:
         return None

@@ -14,14 +14,14 @@ from shoal.protocol.machine import (
 from shoal.protocol.messages import SCHEDULER, Message, StatusReply, StatusRequest
 from shoal.protocol.views import NodeId, Role, View
 
-AGAIN_S = 0.1  # between requests to nodes that have not answered
+AGAIN_S = 0.1  # seconds between requests to nodes that have not answered
 
 
 class StatusQuery:
     """Asks the scheduler, then the servers of its view, for `limit_s` seconds at most.
 
     Attributes:
-        answers: by node.
+        answers: the answers, by node.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -36,7 +36,7 @@ class StatusQuery:
         return self.answers[SCHEDULER].view if SCHEDULER in self.answers else None
 
     def silent(self) -> list[str]:
-        """The names of the nodes that have not answered."""
+        """Return the names of the nodes that have not answered."""
         asked = {SCHEDULER: SCHEDULER}
         if self.view is not None:
             asked |= {member.id: member.name for member in self.view.servers}
@@ -67,7 +67,7 @@ class StatusQuery:
         return self._again_at
 
     def check(self) -> None:
-        """It has no invariant."""
+        """Check nothing, because this machine has no invariant."""
 
     def address_of(self, node: NodeId) -> str | None:
         member = self.view.member(node) if self.view is not None else None

@@ -24,13 +24,13 @@ class StatusRequest(Body, frozen=True, array_like=True, tag=True):
 
 
 class Waits(msgspec.Struct, frozen=True, array_like=True):
-    """Members that wait for the same.
+    """Members with requests of one kind that wait for the same reason.
 
     Attributes:
-        what: what they have asked for: the table and clock, and the rows if they are the same.
-        reason: what they wait for.
-        count: of waits.
-        longest: (member, seconds) of those that have waited longest.
+        what: the request: the table and clock, and the rows if they are the same for all.
+        reason: the reason for the waits.
+        count: the number of waits.
+        longest: the (member, seconds) of the members that have waited longest.
     """
 
     what: Text
@@ -44,9 +44,9 @@ class StatusReply(Body, frozen=True, array_like=True, tag=True):
 
     Attributes:
         waits: the members that wait here, the longest waits first.
-        view: the current view; from the scheduler.
-        slow: (worker, share of the last `over_s` seconds in which others waited for it); from the
-            scheduler, of the slowest.
+        view: the current view, in a reply of the scheduler.
+        slow: the (worker, share of the last `over_s` seconds in which others waited for it) of the
+            slowest workers, in a reply of the scheduler.
     """
 
     name: Name
@@ -60,7 +60,7 @@ class DeathReport(Body, frozen=True, array_like=True, tag=True):
     """A process has exited, as its parent observed: it is dead without waiting for a time-out.
 
     Attributes:
-        orderly: whether it has exited with status 0: a server has written its rows then.
+        orderly: whether it has exited with status 0: a server has then written its rows.
     """
 
     host: Name
@@ -83,8 +83,8 @@ class CheckpointRequest(Body, frozen=True, array_like=True, tag=True):
     """Ask for a checkpoint as soon as possible. Answered by CheckpointPlanned or CheckpointRefused.
 
     Attributes:
-        number: of the sender's requests; a repeated request is answered as the first one.
-        clock: of the sender, if it is a worker: the checkpoint has its pushes of earlier clocks.
+        number: the number among the sender's requests; a repeated request gets the first answer.
+        clock: the clock of the sender, if it is a worker: the checkpoint has its earlier pushes.
     """
 
     number: Number
@@ -95,10 +95,10 @@ class CheckpointPlanned(Body, frozen=True, array_like=True, tag=True):
     """A view names the checkpoint. It is complete when every worker has reached its clock.
 
     Attributes:
-        number: of the request.
-        clock: of this run.
-        saved_as: the clock with those of the runs that this one continues, which names the folder.
-        folders: (host, folder of checkpoints) of the servers.
+        number: the number of the request.
+        clock: the checkpoint clock in this run.
+        saved_as: the clock plus those of the runs that this one continues; it names the folder.
+        folders: the (host, folder of checkpoints) of the servers.
     """
 
     number: Number

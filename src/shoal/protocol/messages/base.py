@@ -22,15 +22,15 @@ SIZE_BYTES = 8  # length prefix of each answer of a request that calls several h
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """Rows `[start, stop)` of table number `table`.
 
-    Of a dense table the keys are int64 and strictly increasing; rows of the range without a key
-    keep their values and take part in the clock. Of a sparse table the range is one of hash slots,
-    and the keys are distinct uint64 in any order; a pull without keys is of all rows there.
+    In a dense table the keys are int64 and strictly increasing; rows of the range without a key
+    keep their values and take part in the clock. In a sparse table the range is one of hash slots,
+    and the keys are distinct uint64 in any order; a pull without keys has all rows of the range.
 
     Attributes:
-        keys: -1 for every row of the range; the number of keys, which precede their values; or
+        keys: the number of keys, which precede their values; -1 for every row of the range; or
             SAME, in a pull, for the keys that the same request pushes to the table.
-        slots: of a dense table, 0 for its rows, or the number of slots of its access method: the
-            slots' values for these rows follow the rows', slot by slot (the rows' whole state).
+        slots: the number of slots of a dense table's access method, whose values for these rows
+            follow those of the rows, slot by slot (the rows' whole state); 0 for the rows alone.
     """
 
     table: Annotated[int, Meta(ge=0, lt=1 << 31)]

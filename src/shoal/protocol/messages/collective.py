@@ -17,11 +17,11 @@ class Piece(Body, frozen=True, array_like=True, tag=True):
     """A piece of a tensor on its way around the ring; its bytes follow.
 
     Attributes:
-        ring: identifies the workers of the ring.
-        number: number of the allreduce in this ring.
-        piece: number of the piece.
-        whole: the sum over all workers; otherwise over those that the piece has passed.
-        total: bytes of the tensor.
+        ring: the identifier of the ring's workers.
+        number: the number of the allreduce in this ring.
+        piece: the number of the piece.
+        whole: whether it is the sum over all workers; otherwise over those that it has passed.
+        total: the bytes of the tensor.
     """
 
     ring: Number
@@ -34,7 +34,7 @@ class Piece(Body, frozen=True, array_like=True, tag=True):
 class MissingPieces(Body, frozen=True, array_like=True, tag=True):
     """These pieces have not arrived and are to be sent again. Without pieces, a greeting.
 
-    probe: number of the `PieceProbe` that this answers; 0 for none
+    probe: the number of the `PieceProbe` that this answers; 0 for none
     """
 
     ring: Number
@@ -45,9 +45,9 @@ class MissingPieces(Body, frozen=True, array_like=True, tag=True):
 
 
 class PieceProbe(Body, frozen=True, array_like=True, tag=True):
-    """Asks which pieces of an allreduce have not arrived; it comes behind sent pieces.
+    """Asks which pieces of an allreduce have not arrived; it is sent after the pieces.
 
-    probe: its number, among the sender's of this allreduce
+    probe: the number of this probe among those of the sender for this allreduce
     """
 
     ring: Number
@@ -74,12 +74,12 @@ class NeighbourPiece(Body, frozen=True, array_like=True, tag=True):
     """A piece of a worker's values for one of its neighbours; its bytes follow.
 
     Attributes:
-        name: of the exchange, such as a model's.
-        phase, round: version of the values; a later one is greater, phase first.
-        piece: number of the piece.
-        total: bytes of all values.
-        clocks: by rank, how many steps workers have taken, as far as the sender knows; FOREVER
-            after a worker's last one.
+        name: the name of the exchange, such as that of a model.
+        phase, round: the version of the values; a later version is greater, phase first.
+        piece: the number of the piece.
+        total: the bytes of all values.
+        clocks: the number of steps of each worker by rank, as far as the sender knows; FOREVER
+            after a worker's last step.
     """
 
     name: Name
@@ -93,7 +93,7 @@ class NeighbourPiece(Body, frozen=True, array_like=True, tag=True):
 class NeighbourProbe(Body, frozen=True, array_like=True, tag=True):
     """Asks which pieces of a version have not arrived; the version (0, 0) is a greeting.
 
-    number: of the probe, among those of its sender to this neighbour
+    number: the number of this probe among those of the sender to this neighbour
     """
 
     name: Name
@@ -105,7 +105,7 @@ class NeighbourProbe(Body, frozen=True, array_like=True, tag=True):
 class NeighbourAck(Body, frozen=True, array_like=True, tag=True):
     """These pieces of a version are missing; without any, all of it has arrived.
 
-    number: of the probe that this answers; 0 for none
+    number: the number of the probe that this answers; 0 for none
     """
 
     name: Name

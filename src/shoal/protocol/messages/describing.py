@@ -20,12 +20,12 @@ from shoal.protocol.messages import (
 )
 from shoal.protocol.views import FOREVER
 
-MEMBERS_SHOWN = 100  # of a view's
-PARTS_SHOWN = 10  # of a request's, in a text
+MEMBERS_SHOWN = 100  # members of a view that a line names
+PARTS_SHOWN = 10  # parts of a request that a text names
 
 
 def describe(message: Message) -> str:
-    """A message as one readable line."""
+    """Return a message as one readable line."""
     name = type(message).__name__
     if isinstance(message, Request):
         words = [f"#{message.seq}"]
@@ -78,7 +78,7 @@ def _part(part: Part) -> str:
 
 
 def asked(request: Request, tables: Sequence[str], rows: bool = True) -> str:
-    """A request as readable text, with the names of tables, and the first of its rows."""
+    """Return a request as readable text: its tables, and with `rows` the first rows of each."""
 
     def of(part: Part) -> str:
         keys = f"{part.keys} keys of " if part.keys >= 0 else ""
@@ -96,5 +96,5 @@ def asked(request: Request, tables: Sequence[str], rows: bool = True) -> str:
 
 
 def _tables(parts: Sequence[Part], tables: Sequence[str]) -> list[str]:
-    """The names of the tables that parts are of, each once."""
+    """Return the names of the tables of these parts, each once."""
     return [tables[number] for number in dict.fromkeys(part.table for part in parts)]

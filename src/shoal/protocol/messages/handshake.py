@@ -1,4 +1,4 @@
-"""Messages of the handshake on a new connection, and all that is decoded before a token is proved.
+"""Messages of the handshake on a new connection: no others are decoded before a token is proved.
 
 Names, which logs show, are printable and short.
 """
@@ -52,6 +52,6 @@ class Denied(Body, frozen=True, array_like=True, tag=True):
 
 
 class Malformed(Body, frozen=True, array_like=True, tag=True):
-    """A frame of the receiver's could not be decoded; nothing was changed."""
+    """A frame of the receiver could not be decoded; nothing was changed."""
 
     reason: Reason

@@ -24,7 +24,7 @@ from shoal.tables.spec import TableSpec
 
 Group = Literal["scheduler", "servers", "workers"]
 Positive = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
-TOO_SLOW = "dropped"  # how a worker is lost for which the others have waited too long
+TOO_SLOW = "dropped"  # how a worker is lost if the others have waited too long for it
 Ranges = Annotated[tuple[KeyRange, ...], Meta(max_length=PARTS_MAX)]
 
 
@@ -32,8 +32,8 @@ class Join(Body, frozen=True, array_like=True, tag=True):
     """Ask to become a member.
 
     Attributes:
-        incarnation: the one that was granted already, if the first view has not come; else 0.
-        memory: bytes that a server has for tables; 0 if there is no limit.
+        incarnation: the granted incarnation of a node without a view yet; else 0.
+        memory: the bytes that a server has for tables; 0 if there is no limit.
     """
 
     node: Name
@@ -42,7 +42,7 @@ class Join(Body, frozen=True, array_like=True, tag=True):
     host: Name
     rank: RankOrAny = -1  # requested; -1 for any
     process: Number = 0  # process id on that host
-    group: Name = ""  # of a worker
+    group: Name = ""  # the group of a worker
     group_size: Number = 0
     incarnation: Number = 0
     memory: Number = 0
@@ -74,20 +74,20 @@ class HeartbeatSeen(Body, frozen=True, array_like=True, tag=True):
     """Answer to a heartbeat.
 
     Attributes:
-        finished: names of the workers of its group that have finished; none for a server.
+        finished: the names of the finished workers in the receiver's group; none for a server.
     """
 
     finished: Annotated[tuple[Name, ...], Meta(max_length=1 << 16)] = ()
 
 
 class ProcessHeartbeat(Body, frozen=True, array_like=True, tag=True):
-    """The process of a member lives. Sent by a thread beside its loop, on a connection of its own.
+    """The process of a member lives. Sent by a second thread, on a connection of its own.
 
     Attributes:
         node: the member.
-        turns: of its loop so far; a loop that makes none is busy, or hung.
-        at: where the loop is, if it has made no turn since the last heartbeat.
-        in_user_code: whether that is a user's code, which may take any time.
+        turns: the number of turns of its loop; a loop without turns is busy, or hung.
+        at: the place of the loop in the code, if it has made no turn since the last heartbeat.
+        in_user_code: whether that place is in a user's code, which may take any time.
     """
 
     node: Name
@@ -101,8 +101,8 @@ class Busy(Body, frozen=True, array_like=True, tag=True):
     """To workers: the loop of a server makes no turns, and its process lives.
 
     Attributes:
-        server: its name.
-        at: where its loop is.
+        server: the name of the server.
+        at: the place of its loop in the code.
     """
 
     server: Name
@@ -136,9 +136,9 @@ class GroupProgress(msgspec.Struct, frozen=True, array_like=True):
     """Progress of a worker group, as a server knows it.
 
     Attributes:
-        open_round: first round that has not closed here.
-        replayed: first round that has not closed at the heads of this server's chains.
-        closed: no push of this clock or a later one is in its rows.
+        open_round: the first round that has not closed here.
+        replayed: the first round that has not closed at the heads of this server's chains.
+        closed: the clock below which all pushes in its rows are.
         waits: whether a push waits for its round to close, here or at another head.
     """
 
@@ -153,11 +153,11 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
     """The promise that `Freeze` asks for, with this server's clocks.
 
     Attributes:
-        clocks: (incarnation, clock) of workers.
+        clocks: the (incarnation, clock) of each worker.
         groups: the progress of each worker group.
         drained: whether no operation has arrived since the server drained for this view.
         adopted: the view of this server, if the scheduler does not know that it is adopted.
-        folder: where this server writes checkpoints; empty if nowhere.
+        folder: the folder for the checkpoints of this server; empty if it writes none.
     """
 
     view: ViewId
@@ -168,18 +168,19 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
     folder: str = ""
 
     def standing(self, group: str) -> GroupProgress:
-        """The progress of one group."""
+        """Return the progress of a group."""
         return next((each for each in self.groups if each.group == group), GroupProgress(group))
 
 
 class OpenShards(Body, frozen=True, array_like=True, tag=True):
-    """Open these shards, which the next view may place on this server, and drop all others that
-    were opened and are not in a view.
+    """Open these shards, which the next view may place on this server.
+
+    The server drops all other opened shards that are not in a view.
 
     Attributes:
-        number: of this list; a later one replaces it.
+        number: the number of this list; a later list replaces it.
         view: the current view.
-        tables: with the rows of each shard.
+        tables: the tables, with the rows of each shard.
     """
 
     number: ViewId
@@ -188,12 +189,12 @@ class OpenShards(Body, frozen=True, array_like=True, tag=True):
 
 
 class ShardsOpened(Body, frozen=True, array_like=True, tag=True):
-    """What has become of a list of shards so far.
+    """The state of a list of shards to open.
 
     Attributes:
-        number: of the list.
-        opened: by table, the rows of each open shard.
-        failed: (table, rows, reason).
+        number: the number of the list.
+        opened: the rows of each open shard, by table.
+        failed: the (table, rows, reason) of each shard that cannot be opened.
     """
 
     incarnation: Number
@@ -272,7 +273,7 @@ class NotDeclared(Body, frozen=True, array_like=True, tag=True):
 class BarrierArrival(Body, frozen=True, array_like=True, tag=True):
     """The sender has entered barrier `name` for the `generation`-th time.
 
-    It waits for the members of `groups`; of workers, for those of its own group.
+    It waits for the members of `groups`; among workers, for those of its own group.
     """
 
     incarnation: Number
@@ -292,9 +293,9 @@ class Lease(Body, frozen=True, array_like=True, tag=True):
     """Ask for batches from this clock on, one per clock; earlier leases are done.
 
     Attributes:
-        epochs: passes over the data.
-        batches: batches per epoch.
-        patient: wait for batches instead of getting an empty lease.
+        epochs: the number of passes over the data.
+        batches: the number of batches per epoch.
+        patient: whether the worker waits for batches instead of getting an empty lease.
     """
 
     incarnation: Number
@@ -338,8 +339,9 @@ class ConfirmRows(Body, frozen=True, array_like=True, tag=True):
 
 
 class RowsConfirmed(Body, frozen=True, array_like=True, tag=True):
-    """The server of that incarnation holds its rows, and has taken all checkpoints that its view
-    has promised. Answer to ConfirmRows of that number.
+    """The answer to ConfirmRows of this number: the server of this incarnation holds its rows.
+
+    It has also taken all checkpoints that its view has promised.
     """
 
     incarnation: Number
@@ -352,8 +354,9 @@ class End(Body, frozen=True, array_like=True, tag=True):
 
     Attributes:
         error: the reason; empty if it has ended in order.
-        kind: "lost": rows are gone; "dropped": the run goes on without this worker, which was too
-            slow; "dead": it goes on without this member, which was declared dead.
+        kind: the kind of error: "lost": rows are gone; "dropped": the run goes on without this
+            worker, which was too slow; "dead": it goes on without this member, which was declared
+            dead.
     """
 
     error: Text = ""

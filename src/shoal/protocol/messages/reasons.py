@@ -1,4 +1,4 @@
-"""Texts that say why, and lists of waits: bounded, so that every reader takes them."""
+"""Texts with reasons, and lists of waits: both bounded, so that every reader accepts them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import msgspec
 from shoal.protocol.limits import LONGEST_MAX, WAITS_MAX
 from shoal.protocol.messages.admin import Waits
 
-NAMED = 10  # members or rows that a text names; of the others it gives the number
-TEXT_SENT = 4096  # characters of a text that has parts from elsewhere
+NAMED = 10  # members or rows that a text names; it gives the number of the others
+TEXT_SENT = 4096  # characters of a text with parts from other nodes
 
 
 class Waiting(msgspec.Struct, frozen=True):
     """A member that waits.
 
-    who:      the waiting member's name
-    what:     what it has asked for
-    reason:   what it waits for
-    seconds:  how long it has waited
-    kind:     the table and clock of what it has asked for, where others wait for other rows of it
+    who:      the name of the waiting member
+    what:     the request that waits
+    reason:   the reason for the wait
+    seconds:  the seconds that it has waited
+    kind:     the table and clock of the request, if others may wait for other rows of the table
     """
 
     who: str
@@ -33,7 +33,7 @@ class Waiting(msgspec.Struct, frozen=True):
 def some_of(names: Sequence[str], of: int = 0) -> str:
     """Return names as text: all of a few, or the first ones and the number of others.
 
-    of: how many there are, if `names` has only the first of them
+    of: the number of all names, if `names` has only the first ones
 
     >>> some_of(["worker-0", "worker-1"]), some_of(["a", "b"], of=4)
     ('worker-0, worker-1', 'a, b and 2 others')
@@ -44,7 +44,7 @@ def some_of(names: Sequence[str], of: int = 0) -> str:
 
 
 def bounded(text: str, most: int = TEXT_SENT) -> str:
-    """Return at most so many characters of a text, which may have any length.
+    """Return a text; the first `most` characters and its length if it is longer.
 
     >>> bounded("a long reason", 6)
     'a long ... (13 characters)'
@@ -53,9 +53,9 @@ def bounded(text: str, most: int = TEXT_SENT) -> str:
 
 
 def grouped(waits: Iterable[Waiting]) -> tuple[Waits, ...]:
-    """Return waits as a status tells them: those of one kind and reason together, longest first.
+    """Return waits for a status reply: grouped by kind and reason, the longest first.
 
-    A thousand workers may wait for one, each with its own request.
+    A thousand workers may wait for a single one, each with its own request.
     """
     groups: dict[tuple[str, str], list[Waiting]] = {}
     for wait in waits:

@@ -30,22 +30,22 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     """An operation on rows, for the next server in their chains; keys and values follow.
 
     Attributes:
-        number: position among the messages from this server to that one in this view.
-        path: ranks of the servers that have applied it, from the head to the sender.
-        clock: the head's: all rounds below it are in this message or in earlier ones, for the
-            shards of the group's tables whose chains begin with that path.
-        what: a worker's "push", "write" or handler "call"; the result of a "round"; "accept", a
-            push that waits for its round; or "check", a comparison of replicas.
+        number: the position among the messages from this server to that one in this view.
+        path: the ranks of the servers that have applied it, from the head to the sender.
+        clock: the clock of the head: all rounds below it are in this message or in earlier ones,
+            for the shards of the group's tables whose chains begin with that path.
+        what: the kind: a worker's "push", "write" or handler "call"; the result of a "round";
+            "accept", a push that waits for its round; or "check", a comparison of replicas.
         parts: the rows.
-        versions: for each part, its shard's version after this operation.
-        rates: for each part, the learning rate in place of the table's.
-        origins: the pushes in it, (incarnation, seq, forget_below).
-        round: number of the round.
-        weight: total weight of the round.
-        digest: of a check: digest of the head's rows at that version.
-        pushed: clock of the push in it.
-        group: worker group by whose clocks the tables go.
-        updates: of a write of rows with their slots, the number of updates that they have had.
+        versions: the version of each part's shard after this operation.
+        rates: the learning rate of each part, in place of that of the table.
+        origins: the (incarnation, seq, forget_below) of each push in the operation.
+        round: the number of the round.
+        weight: the total weight of the round.
+        digest: the digest of the head's rows at that version, in a check.
+        pushed: the clock of the push in the operation.
+        group: the worker group whose clocks the tables use.
+        updates: the number of updates that rows which are written with their slots have had.
     """
 
     view: ViewId
@@ -66,13 +66,14 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
 
 
 class ReplicateAck(Body, frozen=True, array_like=True, tag=True):
-    """All messages below `number` are applied here, and shards up to a version further down.
+    """All messages below `number` are applied here, and shards up to `done` further down a chain.
 
-    Credit is returned for what is applied here, and each shard is acknowledged by itself: chains of
-    different shards may form a circle, in which each server would otherwise wait for the next.
+    Credit is returned for messages that are applied here, and each shard is acknowledged
+    separately: chains of different shards may form a circle, in which each server would otherwise
+    wait for the next.
 
     Attributes:
-        done: (table, first row, version) of shards.
+        done: the (table, first row, version) of each of these shards.
     """
 
     view: ViewId
@@ -89,12 +90,12 @@ class SeenRequests(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplicaHistory(msgspec.Struct, frozen=True, array_like=True):
-    """State of a shard besides its rows.
+    """The state of a shard other than its rows.
 
     Attributes:
         seen: the pushes that are in its rows, by incarnation.
-        weights: (round, weight) of closed rounds of the table's group.
-        closed: first round that is not in the rows.
+        weights: the (round, weight) of closed rounds of the table's group.
+        closed: the first round that is not in the rows.
     """
 
     seen: Annotated[tuple[SeenRequests, ...], Meta(max_length=PARTS_MAX)]
@@ -106,12 +107,12 @@ class StateChunk(Body, frozen=True, array_like=True, tag=True):
     """A piece of a shard's rows at `version`, for a syncing replica.
 
     Attributes:
-        number: position in the same order as the Replicate messages.
-        since: number of the view in which this transfer began.
-        at: position of this piece; opaque to the receiver.
-        after: position of the next piece; opaque to the receiver.
+        number: the position in the same order as the Replicate messages.
+        since: the number of the view in which this transfer began.
+        at: the position of this piece; opaque to the receiver.
+        after: the position of the next piece; opaque to the receiver.
         last: whether this is the last piece.
-        past: the shard's other state, with the first piece.
+        past: the other state of the shard, with the first piece.
     """
 
     view: ViewId

@@ -17,16 +17,17 @@ class Request(Body, frozen=True, array_like=True, tag=True):
     """Push, advance and pull, in this order, of one worker at one server.
 
     Attributes:
-        seq: sequence number; with the incarnation it identifies the request.
-        forget_below: every request below this is resolved; the server forgets them.
-        clock: the worker's clock at the push.
-        advance: the worker's clock afterwards, or -1.
-        weight: weight of this push in its round, > 0, such as its batch size.
-        rates: for each part of the push, the learning rate in place of the table's; or none at
+        seq: the sequence number; with the incarnation it identifies the request.
+        forget_below: the sequence number below which all requests are resolved; the server forgets
+            them.
+        clock: the clock of the worker at the push.
+        advance: the clock of the worker afterwards, or -1.
+        weight: the weight of this push in its round, > 0, such as its batch size.
+        rates: the learning rate of each part of the push, in place of that of the table; or none at
             all.
-        assign: write the rows past the access method.
-        follows: earlier requests whose pushes the server has to admit before this one.
-        updates: of assigned rows with their slots, the number of updates that they have had.
+        assign: whether the rows are written without the access method.
+        follows: the earlier requests whose pushes the server has to admit before this one.
+        updates: the number of updates that assigned rows with their slots have had.
     """
 
     view: ViewId
@@ -58,12 +59,12 @@ class Reply(Body, frozen=True, array_like=True, tag=True):
     accepted                held for its round; `applied` follows when the round closes
     waiting                 the pull waits; `reason` names the members that it waits for
     missing                 this server has not received the request: send it again
-    stale                   the views differ; `view` is the server's
+    stale                   the views differ; `view` is the view of the server
     out_of_order            a request that it follows is missing: send that one first
     refused, round_closed   final, with `reason`
 
     Attributes:
-        updates: the most updates that a fragment pulled with its slots has had; -1 without slots.
+        updates: the largest number of updates of a fragment that was pulled with its slots, or -1.
     """
 
     incarnation: Number
@@ -78,7 +79,7 @@ class Reply(Body, frozen=True, array_like=True, tag=True):
 
 
 class Probe(Body, frozen=True, array_like=True, tag=True):
-    """Ask for the state of a request. If `urgent` the server nudges the workers it waits for."""
+    """Ask for the state of a request. If `urgent` the server nudges workers that it waits for."""
 
     view: ViewId
     incarnation: Number
@@ -93,7 +94,7 @@ class Nudge(Body, frozen=True, array_like=True, tag=True):
 
 
 class Computing(Body, frozen=True, array_like=True, tag=True):
-    """A worker's answer to a nudge: it lives, and waits for nobody.
+    """A worker's answer to a nudge: it lives, and waits for no other member.
 
     A server passes it on to the workers of its group when all the slowest ones have said so.
     """

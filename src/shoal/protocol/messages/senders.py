@@ -1,7 +1,7 @@
-"""Which role sends which message. What comes from another is refused, whoever it is.
+"""Senders: the roles that send each message. A message from another role is refused.
 
-Nodes that a receiver does not know (they may be in a view that it has not adopted yet) are taken
-for what they say they are; handling declines what they may not ask for.
+A node that the receiver does not know may be in a view that the receiver has not adopted yet. Its
+messages pass here, and the handlers decline requests that it may not make.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ SENDERS: Mapping[type, tuple[Role, ...]] = MappingProxyType(
 
 
 def misplaced(message: Message, sender: NodeId, role: Role | None) -> str:
-    """Why a message is not its sender's to send, or no view that there may be; empty if it is.
+    """Return why a sender may not send a message, or why its view is invalid; empty if neither.
 
-    role: the sender's, as its receiver knows it; None for a node that is no member
+    role: the role of the sender, as the receiver knows it; None for a node that is no member
     """
     if isinstance(message, NewView) and (problem := message.view.problem()):
         return problem

@@ -30,7 +30,7 @@ class Barriers:
     finished.
 
     Attributes:
-        released: last generation by group and name; it survives a restart of the scheduler.
+        released: the last generation by group and name; it survives a restart of the scheduler.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Barriers:
             del self._open[at]
 
     def problem_of(self, sender: NodeId, asked: Message) -> str:
-        """Why a member cannot enter a barrier; empty if it can, or asks for something else."""
+        """Return why a member cannot enter a barrier; empty if it can, or sends another message."""
         member = self._members.by_id.get(sender)
         if member is None or not isinstance(asked, BarrierArrival):
             return ""
@@ -60,7 +60,7 @@ class Barriers:
         return f"somebody waits in {open_} other barriers" if open_ >= BARRIERS_MAX else ""
 
     def enter(self, member: Member, asked: BarrierArrival, now: float, out: Effects) -> None:
-        """Enter a member, or repeat that the barrier is released."""
+        """Add a member to a barrier, or repeat that the barrier is released."""
         group, name, generation = member.group, asked.name, asked.generation
         if generation <= self.released.get(released_as(group, name), -1):
             out.append(Send(member.id, BarrierReleased(name, generation)))
@@ -84,7 +84,7 @@ class Barriers:
                 out.extend(Send(node, released) for node in barrier.entered)
 
     def waits(self, now: float) -> list[Waiting]:
-        """The members that wait in barriers, and for which members."""
+        """Return the members that wait in barriers, and the members that they wait for."""
         found = []
         for (group, name, _), barrier in self._open.items():
             members = self._members.by_id.values()
@@ -94,7 +94,7 @@ class Barriers:
         return found
 
     def _absent(self, group: str, barrier: _Barrier) -> list[str]:
-        """The names of the members that have not entered yet."""
+        """Return the names of the members that have not entered a barrier yet."""
         there = barrier.entered.keys() | self._members.finished
         roles = {role for wanted in barrier.entered.values() for role in wanted}
         return sorted(
@@ -106,5 +106,5 @@ class Barriers:
 
 
 def released_as(group: str, name: str) -> str:
-    """The key of a barrier in the journal; group names have no colon."""
+    """Return the key of a barrier in the journal; group names have no colon."""
     return f"{group}:{name}"

@@ -1,4 +1,4 @@
-"""Which views name a clock for a checkpoint: one every so often, and one after a request."""
+"""CheckpointPlan: when a view names a clock for a checkpoint, at an interval or on request."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from shoal.protocol.messages.reasons import some_of
 from shoal.protocol.views import FOREVER, Member, NodeId, View
 
 AHEAD = 4  # clocks beyond the latest that servers have seen: workers may be further
-KEPT = 16  # checkpoint clocks in a view that all workers have reached: the latest
+KEPT = 16  # checkpoint clocks in a view: the latest that all workers have reached, and a new one
 NAMED_MAX = 1 << 10  # checkpoint clocks in a view
-PAUSE_MOST = 8  # times the interval, between two attempts to name a clock
-KEPT_ANSWERS = 64  # to requests that may come again
+PAUSE_MOST = 8  # the most intervals between two attempts to name a clock
+KEPT_ANSWERS = 64  # the answers that are kept for repeated requests
 
 Asked = tuple[NodeId, int]  # sender, and number of its request
 Planned = tuple[int, tuple[tuple[str, str], ...]] | None  # clock, and folders by host
@@ -39,7 +39,7 @@ def marked(view: View, promises: Sequence[Frozen], wanted: int = 0) -> tuple[int
 
     view:      the view that is being made
     promises:  the promises of the servers, which are frozen until they have the view
-    wanted:    the least clock that was asked for
+    wanted:    the least clock that all requests accept
     """
     clocks: dict[int, int] = {}
     known = {m.incarnation for m in (*view.workers, *view.departed) if not m.group}
@@ -64,22 +64,22 @@ def marked(view: View, promises: Sequence[Frozen], wanted: int = 0) -> tuple[int
 
 
 def _unreached(clocks: tuple[int, ...], slowest: int) -> tuple[int, ...]:
-    """Return the clocks beyond the slowest worker's, after the latest `KEPT` - 1 up to it.
+    """Return the latest `KEPT` - 1 clocks that the slowest worker has reached, and all later ones.
 
-    A server that is behind in its chain may still have to take those.
+    A server that is behind in its chain may still have to take a checkpoint at a reached clock.
     """
     reached = sum(clock <= slowest for clock in clocks)
     return clocks[max(0, reached - KEPT + 1) :]
 
 
 class CheckpointPlan:
-    """Which views name a clock: one every so often, and one after a request for a checkpoint.
+    """The views that name a clock for a checkpoint: one per interval, and one after each request.
 
-    every_s:  seconds from one to the next; 0 for none
-    passed:   clocks of the runs that this one continues
+    every_s:  the seconds between two of these views; 0 for requests only
+    passed:   the clocks of the runs that this one continues
 
-    A view that names no clock, because the last one is not passed yet, is for nothing: the next one
-    is made after twice the time. A request is answered with the last clock then.
+    A view names no new clock while the slowest worker has not passed the last one. The interval
+    before the next view is then doubled, and a request is answered with the last clock.
     """
 
     def __init__(self, every_s: float, passed: int = 0) -> None:
@@ -88,12 +88,12 @@ class CheckpointPlan:
         self._passed = passed
         self._for_nothing = 1  # intervals to wait
         self._due = False
-        self._requests: dict[Asked, Planned] = {}  # with what the last view says of them
-        self._wanted = 0  # by one of them, at least
+        self._requests: dict[Asked, Planned] = {}  # with the plan in the last view
+        self._wanted = 0  # the least clock that they all accept
         self._answers: dict[Asked, Message] = {}
 
     def is_due(self, now: float, at_work: bool) -> bool:
-        """Return whether a view is to be made, in a run with workers at work."""
+        """Return whether a view is to be made; begin the next interval if this one is over."""
         if now < self.at:
             return False
         self.at = now + self._every_s
@@ -101,9 +101,9 @@ class CheckpointPlan:
         return at_work
 
     def ask(self, sender: NodeId, request: CheckpointRequest, at_work: bool, out: Effects) -> bool:
-        """Take in a request; return whether a view is to be made for it.
+        """Handle a request for a checkpoint; return whether a view is to be made for it.
 
-        at_work:  whether there is a worker whose clock goes on
+        at_work:  whether there is a worker whose clock advances
         """
         asked = sender, request.number
         if asked in self._answers:
@@ -121,7 +121,7 @@ class CheckpointPlan:
     def mark(self, view: View, promises: Promises, now: float, out: Effects) -> View:
         """Return the view with a new clock, if one is due.
 
-        promises:  by server, while they are frozen until they have the view
+        promises:  the promises by server; the servers are frozen until they have the view
         """
         if self._every_s and self.at == inf:
             self.at = now + self._every_s
@@ -145,7 +145,7 @@ class CheckpointPlan:
         else:
             self._for_nothing = 1
         self._due = False
-        if clocks == view.checkpoint_clocks and clocks[-1] < wanted:  # it has no room for more
+        if clocks == view.checkpoint_clocks and clocks[-1] < wanted:  # a full view
             why = f"{len(clocks)} checkpoints are planned that a worker has not come to; ask later"
             for asked in list(self._requests):
                 self._close(asked, CheckpointRefused(asked[1], why), out)
@@ -154,7 +154,7 @@ class CheckpointPlan:
         return msgspec.structs.replace(view, checkpoint_clocks=clocks)
 
     def adopted(self, view: View, out: Effects) -> None:
-        """Answer the requests whose clock is in a view that counts."""
+        """Answer the requests whose clock is in the adopted view."""
         for asked, planned in list(self._requests.items()):
             if planned is not None and planned[0] in view.checkpoint_clocks:
                 clock, folders = planned

@@ -6,8 +6,8 @@ recent lateness of a member's heartbeats, and at least the option. Chen, Toueg a
 expected arrival instead. A scheduler that was stopped itself has heard of no member meanwhile,
 which says nothing about them.
 
-Where nobody is heard of any more, more likely the scheduler is cut off than all members dead: it
-waits as long for them as for a sole replica.
+If no member is heard of any more, the scheduler is more likely cut off than all members are dead:
+it waits as long for them as for a sole replica.
 
 A member whose process sends heartbeats is alive, and busy if its loop makes no turns. Without a
 turn for the hang time-out it is hung, and declared dead: a lock that is never released, for
@@ -29,24 +29,24 @@ PATIENCE = 3.0  # times the largest lateness
 HALVES_S = 30.0  # half-life of a lateness
 WEIGHT = 0.125  # of the latest interval in the mean of all
 LOOK_S = 0.1  # between suspecting a member and declaring it dead
-RESPITE_S = 1.0  # grace after that, to read the messages that have arrived meanwhile
+RESPITE_S = 1.0  # grace after the scheduler did not run, to read the messages that have arrived
 
 
 class _Heard(msgspec.Struct, eq=False):
-    """State of one member.
+    """The state of one member.
 
     Attributes:
-        at: when it was last heard of.
-        silent_at: when it is declared dead.
-        beat_at: when its last heartbeat arrived; -1 before the first.
-        mean: mean interval between heartbeats.
-        late: largest recent excess of an interval over the mean.
+        at: the time when it was last heard of.
+        silent_at: the time when it is declared dead.
+        beat_at: the time when its last heartbeat arrived; -1 before the first.
+        mean: the mean interval between heartbeats.
+        late: the largest recent excess of an interval over the mean.
         suspected: whether it is dead unless a message has arrived by the second look.
-        cut_off_at: when its connection broke, if it was not heard of since; else inf.
-        alone: whether it has the sole replica of some rows, and is waited for longer.
-        turns: of its loop, as its process counts them; -1 before its first heartbeat.
-        turned_at: when a heartbeat of the process last told of another turn.
-        place: where its loop is, if it makes no turns.
+        cut_off_at: the time when its connection broke, if it was not heard of since; else inf.
+        alone: whether it is waited for longer, as a sole replica or because no member is heard of.
+        turns: the number of turns of its loop, from its process; -1 before the first heartbeat.
+        turned_at: the time of the last heartbeat of its process with another turn or in user code.
+        place: the place of its loop in the code, if it makes no turns.
     """
 
     at: float
@@ -63,7 +63,7 @@ class _Heard(msgspec.Struct, eq=False):
 
     @property
     def look_at(self) -> float:
-        """When to look at it, for the first or the second time."""
+        """The time of the next look at it, the first or the second."""
         return self.silent_at if self.suspected else self.silent_at - LOOK_S
 
     def beat(self, now: float) -> None:
@@ -76,15 +76,15 @@ class _Heard(msgspec.Struct, eq=False):
 
 
 class FailureDetector:
-    """When members were last heard of, and which are declared dead."""
+    """The members' times of silence, and which members are declared dead."""
 
     def __init__(self, options: SchedulerOptions) -> None:
         self._options = options
         self._heard: dict[NodeId, _Heard] = {}
-        self._isolated = False  # nobody is heard of: it may be the scheduler that is cut off
+        self._isolated = False  # no member is heard of: the scheduler may be cut off
 
     def heard_of(self, node: NodeId, now: float, beat: bool = False) -> None:
-        """Note that a member lives; `beat` for one of its regular heartbeats."""
+        """Note that a member lives; `beat` marks one of its regular heartbeats."""
         heard = self._heard.get(node)
         if heard is None:
             heard = self._heard[node] = _Heard(now, inf)
@@ -124,7 +124,7 @@ class FailureDetector:
         self._heard.pop(node, None)
 
     def limit(self, node: NodeId) -> float:
-        """Seconds of silence after which a member is declared dead."""
+        """Return the seconds of silence after which a member is declared dead."""
         heard, least = self._heard[node], self._options.silence_s
         most = max(least, self._options.silence_most_s)
         return min(max(least, heard.mean + PATIENCE * heard.late), most)
@@ -144,9 +144,9 @@ class FailureDetector:
             heard.beat_at = -1.0  # its lateness would be the scheduler's
 
     def spare(self, node: NodeId, now: float) -> bool:
-        """Whether to wait longer for a silent member that has the sole replica of some rows.
+        """Wait longer for a silent member; return False if it is dead or that time is over.
 
-        Without a proof of its death these rows are not given up so soon.
+        Without a proof of its death the rows of a sole replica are not abandoned so soon.
         """
         heard = self._heard[node]
         until = heard.at + self._options.alone_s
@@ -156,7 +156,7 @@ class FailureDetector:
         return True
 
     def how(self, node: NodeId, now: float) -> str:
-        """Why a member is declared dead, as text."""
+        """Return why a member is declared dead, as text."""
         heard = self._heard[node]
         if heard.place and self._hung(heard, now):
             return f"hung: its loop has been at {heard.place} for {now - heard.turned_at:.0f} s"
@@ -164,7 +164,7 @@ class FailureDetector:
         return f"not heard of for {now - heard.at:.1f} s{broke}"
 
     def silent(self, now: float) -> list[NodeId]:
-        """The members to declare dead: suspected ones that are still silent at a second look."""
+        """Return the members to declare dead: suspects that are still silent at a second look."""
         late = [(node, heard) for node, heard in self._heard.items() if now >= heard.look_at]
         found = [node for node, heard in late if heard.suspected]
         if found and self._hears_nobody(now):
@@ -176,7 +176,7 @@ class FailureDetector:
         return found
 
     def _hears_nobody(self, now: float) -> bool:
-        """Whether all members fell silent at once, and no connection of theirs broke."""
+        """Return whether all members fell silent at once, and none of their connections broke."""
         quiet_s = self._options.silence_s / 2
         all_quiet = all(
             now - each.at > quiet_s and each.cut_off_at == inf for each in self._heard.values()
@@ -184,19 +184,19 @@ class FailureDetector:
         return len(self._heard) > 1 and all_quiet
 
     def spared(self, now: float) -> list[tuple[NodeId, float]]:
-        """(member, seconds of silence) of silent members that are waited for longer."""
+        """Return (member, seconds of silence) of silent members that are waited for longer."""
         return [(node, now - each.at) for node, each in self._heard.items() if each.alone]
 
     def busy(self, now: float) -> list[tuple[NodeId, str, float]]:
-        """(member, place, seconds) of members whose loop makes no turns."""
+        """Return (member, place, seconds) of members whose loop makes no turns."""
         heard = self._heard.items()
         return [(node, each.place, now - each.turned_at) for node, each in heard if each.place]
 
     def wakes_at(self) -> float:
-        """When the next look is due."""
+        """Return the time of the next look."""
         return min((heard.look_at for heard in self._heard.values()), default=inf)
 
     def quiet_for(self, nodes: Iterable[NodeId], now: float) -> float:
-        """Seconds since the quietest of these nodes was heard of."""
+        """Return the seconds since the quietest of these nodes was heard of."""
         heard = [self._heard[node].at for node in nodes if node in self._heard]
         return now - min(heard, default=now)

@@ -34,10 +34,10 @@ class JournalRecord(msgspec.Struct, array_like=True):
 
 
 def read_record(data: bytes) -> JournalRecord:
-    """The record in a journal.
+    """Return the record in a journal.
 
     Raises:
-        DataCorrupt: it is none, or contradicts itself
+        DataCorrupt: the data is no record, or the record contradicts itself
     """
     try:
         record = msgspec.msgpack.decode(data, type=JournalRecord)
@@ -50,7 +50,7 @@ def read_record(data: bytes) -> JournalRecord:
 
 
 def _contradiction(record: JournalRecord) -> str:
-    """What is impossible in a record; "" if nothing is. Numbers that grow have room to."""
+    """Return the contradiction or number out of range in a record; "" if there is none."""
     views = [view for view in (record.view, record.offered) if view is not None]
     members = [*record.members, *(m for v in views for m in (*v.servers, *v.workers, *v.departed))]
     counts = [record.term, *(n for view in views for n in view.id), *record.released.values()]

@@ -20,10 +20,10 @@ class LeaseLedgers:
 
     def __init__(self, records: Mapping[str, LedgerRecord]) -> None:
         self._leases = {group: Leases(record) for group, record in records.items()}
-        self._since: dict[NodeId, float] = {}  # when waiting workers have asked
+        self._since: dict[NodeId, float] = {}  # when each waiting worker has asked first
 
     def of(self, group: str) -> Leases:
-        """The ledger of a group."""
+        """Return the ledger of a group; create it if it is missing."""
         return self._leases.setdefault(group, Leases(LedgerRecord()))
 
     def records(self) -> dict[str, LedgerRecord]:
@@ -34,12 +34,12 @@ class LeaseLedgers:
         self._leases.pop(group, None)
 
     def ask(self, member: Member, asked: Lease, now: float) -> None:
-        """Take in a worker's request for batches; its earlier leases are done."""
+        """Record a worker's request for batches; its earlier leases are done."""
         self._since.setdefault(member.id, now)
         self.of(member.group).ask(member.id, asked)
 
     def waits(self, members: Members, now: float) -> list[Waiting]:
-        """The workers that wait for batches, and for which workers."""
+        """Return the workers that wait for batches, and the workers that they wait for."""
         names = {member.incarnation: member.name for member in members.by_id.values()}
         found = []
         for leases in self._leases.values():
@@ -51,8 +51,10 @@ class LeaseLedgers:
         return found
 
     def answers(self, members: Members) -> tuple[list[Append], Effects]:
-        """The leases that can be granted now: entries of the lease log, and what follows once
-        they and the ledgers are durable."""
+        """Grant the leases that can be granted now; return entries of the lease log, and effects.
+
+        The effects follow once the entries and the ledgers are durable.
+        """
         entries: list[Append] = []
         out: Effects = []
         for group, leases in self._leases.items():
@@ -68,8 +70,10 @@ class LeaseLedgers:
         return entries, out
 
     def departing(self, view: View) -> list[Append]:
-        """Entries of the lease log for the workers that a view is without, before it is offered:
-        servers may write a checkpoint before the scheduler hears that the view is adopted."""
+        """Return entries of the lease log for a view's departed workers, before it is offered.
+
+        Servers may write a checkpoint before the scheduler hears that the view is adopted.
+        """
         leases = self.of("")
         gone = [each for each in view.departed if not each.group]
         return [
@@ -79,12 +83,12 @@ class LeaseLedgers:
         ]
 
     def reclaim(self, view: View) -> list[tuple[Member, Span]]:
-        """Take back the unfinished batches of workers that are not in this view any more."""
+        """Take back the unfinished batches of a view's departed workers; return them by worker."""
         left = [(each, self.gone(each, each.done_clock)) for each in view.departed]
         return [(member, span) for member, span in left if span is not None]
 
     def gone(self, member: Member, done_clock: int) -> Span | None:
-        """Take back the unfinished batches of a worker that ended after `done_clock` clocks."""
+        """Take back and return the unfinished batches of a worker that ended at `done_clock`."""
         leases = self._leases.get(member.group)  # many groups lease nothing
         return leases.gone(member.incarnation, done_clock) if leases is not None else None
 

@@ -2,8 +2,8 @@
 
 A scheduler that restarts begins a new term with a new view, which also releases frozen servers.
 
-Architecture invariant: absent here are tables' contents and workers' data. No push or pull passes
-through the scheduler.
+Architecture invariant: the contents of tables and the data of workers are absent here. No push or
+pull passes through the scheduler.
 """
 
 from __future__ import annotations
@@ -197,11 +197,11 @@ class SchedulerMachine:
     def _lost(
         self, nodes: Sequence[NodeId], how: str, now: float, out: Effects, aborted: bool = False
     ) -> None:
-        """Go on without members, or end the run: one record says all of it.
+        """Go on without members, or end the run; one journal record has the whole change.
 
-        A scheduler that restarts would not know what follows from half of it.
+        A restarted scheduler would not know what follows from half of the change.
 
-        aborted:  their group has ended with that
+        aborted:  whether the members are lost because their group was aborted
         """
         here = [node for node in nodes if node in self.members.by_id]
         if self.ended or not here:  # the previous death has ended the run
@@ -249,7 +249,7 @@ class SchedulerMachine:
             return
         over = sender in self.members.finished and isinstance(message, OF_WORK)
         if over or getattr(message, "incarnation", member.incarnation) != member.incarnation:
-            # from before its end; or from a former incarnation, of which a late Join made a new one
+            # sent before it finished; or by its incarnation before a late Join made a new one
             out.append(Note("stale", {"message": type(message).__name__, "node": sender}))
             return
         self.members.heard_of([sender], now, isinstance(message, Heartbeat))
@@ -286,7 +286,7 @@ class SchedulerMachine:
                 self._barriers.enter(member, message, now, out)
             case Lease():
                 self.ledgers.ask(member, message, now)
-            case Finish() if member.role == "server":  # it received an end that is not ours
+            case Finish() if member.role == "server":  # its `End` is not from here
                 self._lost([sender], "it was told of an end", now, out)
             case Finish():
                 self._finished(member, now, out)
@@ -318,8 +318,10 @@ class SchedulerMachine:
         out.extend(Send(node, End(reason)) for node in others)
 
     def _over(self, group: str, finished: bool) -> None:
-        """Drop the state of an attached group without workers, for a later one of its name; in an
-        elastic run, where workers are replaced, the ledger of a group that died stays."""
+        """Drop the state of an attached group without workers, for a later group of its name.
+
+        In an elastic run, where workers are replaced, the ledger of a group that died stays.
+        """
         if group and not self.members.at_work(group):
             self._barriers.end(group)
             if finished or not self.options.elastic:
@@ -353,7 +355,7 @@ class SchedulerMachine:
             out.extend(answers)
 
     def _end_if_done(self, now: float, out: Effects) -> None:
-        """End the run if no worker is at work; in order when living servers have shown all rows."""
+        """End the run if no worker is at work; in order once living servers confirm all rows."""
         members, finished = self.members.by_id, self.members.finished
         waiting = gathering(members, self.view, finished)
         awaited = self.options.on_worker_loss == "replace" and self.members.missing_workers()

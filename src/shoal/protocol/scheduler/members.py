@@ -23,9 +23,9 @@ class Members:
     """The scheduler's members, in a view or about to be.
 
     Attributes:
-        by_id: members by node.
-        finished: members whose work is done; the failure detector ignores them.
-        next_incarnation: incarnation of the next member; none is given twice.
+        by_id: the members by node.
+        finished: the members whose work is done; the failure detector ignores them.
+        next_incarnation: the incarnation of the next member; none is given twice.
         detector: the failure detector.
     """
 
@@ -35,11 +35,11 @@ class Members:
         self.next_incarnation = record.next_incarnation
         self.detector = FailureDetector(options)
         self._servers, self._workers = options.servers, options.workers
-        self._memory: dict[NodeId, int] = {}  # of servers that have joined this scheduler
+        self._memory: dict[NodeId, int] = {}  # bytes, of members that have joined this scheduler
         self._finished_at: dict[NodeId, float] = {}  # since this scheduler started
 
     def problem_of(self, sender: NodeId, message: Message) -> str:
-        """Why no member sends a message to the scheduler; empty if one may. Changes nothing."""
+        """Return why no member may send a message to the scheduler; empty if one may."""
         member = self.by_id.get(sender)
         problem = misplaced(message, sender, member.role if member is not None else None)
         if not problem and isinstance(message, Frozen) and message.adopted is not None:
@@ -47,13 +47,13 @@ class Members:
         return problem
 
     def close_up(self) -> None:
-        """Before the first view: ranks from 0 on, without holes."""
+        """Renumber the ranks from 0 on, without holes, before the first view."""
         self.by_id = closed_up(self.by_id.values())
 
     def refusal(
         self, node: NodeId, asked: Join, view: View | None, options: SchedulerOptions
     ) -> NotJoined | None:
-        """Why a node cannot join; None if it can."""
+        """Return why a node cannot join; None if it can."""
         if len(self.by_id) >= MEMBERS_MAX:
             return NotJoined(f"a run has at most {MEMBERS_MAX} members", full=True)
         return join_refusal(node, asked, self.group(asked.role, asked.group), view, options)
@@ -91,7 +91,7 @@ class Members:
         self.detector.forget(node)
 
     def finished_beside(self, member: Member) -> tuple[str, ...]:
-        """The names of the workers of a worker's group that have finished; none for a server."""
+        """Return the names of the finished workers in a worker's group; none for a server."""
         if member.role != "worker" or not self.finished:
             return ()
         here = [self.by_id[node] for node in self.finished if node in self.by_id]
@@ -101,7 +101,7 @@ class Members:
     def forget(self, view: View, now: float) -> None:
         """Drop members of attached groups that finished a while ago and are in no view any more.
 
-        Their number would grow without bound. The first group's end is the run's.
+        Their number would grow without bound. The run ends with the first group.
         """
         for member in [self.by_id[node] for node in self.finished if node in self.by_id]:
             since = self._finished_at.setdefault(member.id, now)
@@ -110,12 +110,12 @@ class Members:
                 del self.by_id[member.id], self._finished_at[member.id]
 
     def of(self, process: int, host: str) -> list[NodeId]:
-        """The members that run in a process of a host."""
+        """Return the members that run in a process of a host."""
         here = [m for m in self.by_id.values() if m.process == process and m.host == host]
         return [member.id for member in here if process]
 
     def group(self, role: Role, name: str) -> list[Member]:
-        """The members of a role and group; without finished members of an attached group.
+        """Return the members of a role and group, without finished ones of an attached group.
 
         A later group may have the same name.
         """
@@ -127,7 +127,7 @@ class Members:
         ]
 
     def at_work(self, group: str | None = None) -> list[NodeId]:
-        """Workers that have not finished, of one group or of all."""
+        """Return the workers that have not finished, of one group or of all."""
         return [
             node
             for node, member in self.by_id.items()
@@ -136,14 +136,14 @@ class Members:
         ]
 
     def missing_workers(self) -> int:
-        """How many workers of the first group have been lost, and not replaced."""
+        """Return how many workers of the first group are lost and not replaced."""
         return max(0, self._workers - len(self.group("worker", "")))
 
     def servers(self) -> list[NodeId]:
         return [node for node, member in self.by_id.items() if member.role == "server"]
 
     def memory(self) -> float:
-        """Bytes that all servers together have for tables; infinite while that is not known."""
+        """Return the bytes that all servers have for tables; inf if one is unlimited or unknown."""
         limits = [self._memory.get(node, 0) for node in self.servers()]
         return sum(limits) if len(limits) >= self._servers and all(limits) else inf
 
@@ -166,7 +166,7 @@ class Members:
             out.extend(Send(node, busy) for node in self.at_work())
 
     def busy(self, now: float) -> list[Waiting]:
-        """The members whose loop makes no turns, for status replies."""
+        """Return the members whose loop makes no turns, for status replies."""
         return [
             Waiting(self.by_id[node].name, "its next turn", f"its loop is at {place}", seconds)
             for node, place, seconds in self.detector.busy(now)

@@ -18,7 +18,7 @@ from shoal.tables.spec import TableSpec
 
 
 def missing(members: Iterable[Member], expected: SchedulerOptions) -> str:
-    """The members that an incomplete cluster lacks, as text; empty if it is complete."""
+    """Return the members that an incomplete cluster lacks, as text; empty if it is complete."""
     present = [member for member in members if not member.group]
     words = []
     for role, wanted in (("server", expected.servers), ("worker", expected.workers)):
@@ -37,14 +37,16 @@ def join_refusal(
     view: View | None,
     options: SchedulerOptions,
 ) -> NotJoined | None:
-    """Why a node cannot join; None if it can. Servers may join a running job.
+    """Return why a node cannot join; None if it can.
+
+    Servers may join a running job.
 
     Args:
         sender: the node.
-        asked: the node's request.
-        group: the members of that role and worker group.
+        asked: the request of the node.
+        group: the members of its role and worker group.
         view: the current view.
-        options: the scheduler's.
+        options: the options of the scheduler.
     """
     role = asked.role
     if asked.node != sender:
@@ -53,7 +55,7 @@ def join_refusal(
         return NotJoined("there is a scheduler already")
     newest = max(m.incarnation for m in (*view.servers, *view.workers)) if view else 0
     if 0 < asked.incarnation <= newest:
-        # a view that names its former self may be on its way to it, and it would go by that
+        # a view with its former incarnation may be under way to it, and it would adopt that view
         return NotJoined(START_AGAIN)
     if asked.group:
         return _not_in_group(asked, group, view, options)
@@ -75,7 +77,7 @@ def join_refusal(
 def _not_in_group(
     asked: Join, group: Sequence[Member], view: View | None, options: SchedulerOptions
 ) -> NotJoined | None:
-    """Why a worker cannot join an attached group; None if it can."""
+    """Return why a worker cannot join an attached group; None if it can."""
     name, size = asked.group, asked.group_size
     if asked.role != "worker" or not valid_group(name) or size < 1:
         return NotJoined(f"{asked.role}s of a group {name!r} of {size}: there can be none")
@@ -92,7 +94,7 @@ def _not_in_group(
 
 
 def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:
-    """The members with consecutive ranks from 0, in their order.
+    """Return the members with consecutive ranks from 0, in the order of their ranks.
 
     For the first view, before which no rank is in use: a member that died and was replaced before
     its death was detected has left a gap.
@@ -109,7 +111,7 @@ def closed_up(members: Iterable[Member]) -> dict[NodeId, Member]:
 def gathering(
     members: Mapping[NodeId, Member], previous: View | None, finished: Collection[NodeId] = ()
 ) -> set[NodeId]:
-    """The workers of attached groups that are not complete yet."""
+    """Return the workers of attached groups that are not complete yet."""
     workers = previous.workers if previous else ()
     begun = {m.group for m in workers if m.id in members and m.id not in finished}
     here: dict[str, list[Member]] = {}
@@ -125,7 +127,10 @@ def decide_view(
     expected: SchedulerOptions,
     finished: Collection[NodeId] = (),
 ) -> tuple[bool, str]:
-    """Whether a new view is due, and why or why not. Finished members are not in it."""
+    """Return whether a new view is due, and why or why not.
+
+    Finished members are not in the new view.
+    """
     absent = missing(members.values(), expected)
     if previous is None:
         return (False, f"waiting for {absent}") if absent else (True, "all have joined")
@@ -142,7 +147,7 @@ def decide_view(
 def _done(
     workers: Iterable[Member], members: Collection[NodeId], finished: Collection[NodeId]
 ) -> list[str]:
-    """The groups that have finished while others go on, which may want to know."""
+    """Return the groups that have finished while other groups go on, as text."""
     at_work = {m.group for m in workers if m.id in members and m.id not in finished}
     over = {m.group for m in workers if m.id in members} - at_work if at_work else set()
     return [f"group {group!r}" if group else "the first group" for group in sorted(over)]
@@ -151,7 +156,7 @@ def _done(
 def _placed_anew(
     tables: Sequence[TableSpec], known: int, servers: Sequence[Member], moves: Moves
 ) -> Iterator[Placements]:
-    """The placements of new tables, up to the first of which a shard is not open yet."""
+    """Yield the placements of new tables, up to the first table with a shard that is not open."""
     for at in range(known, len(tables)):
         placements = place(tables[at], servers, moves.replicas, at)
         wanted = ((each.rows, rank) for each in placements for rank in each.chain)
@@ -162,7 +167,7 @@ def _placed_anew(
         yield placements
 
 
-IN_FLIGHT = 2  # clocks at most whose pushes are unacknowledged when a worker goes on
+IN_FLIGHT = 2  # the most clocks with unacknowledged pushes when a worker goes on
 
 
 def next_view(
@@ -175,7 +180,7 @@ def next_view(
     moves: Moves = Moves(),  # noqa: B008 - frozen
     finished: Collection[NodeId] = (),
 ) -> View:
-    """The next view, from the promises of all servers.
+    """Return the next view, from the promises of all servers.
 
     Servers are frozen between their promise and the view, so that these clocks do not change. A
     dead worker counts in every round that *any* server saw it finish, because all servers had
@@ -187,14 +192,14 @@ def next_view(
     Each worker group has its own rounds.
 
     Args:
-        number: (term, number) of the view.
-        members: all members by node.
+        number: the (term, number) of the view.
+        members: the admitted members, by node.
         previous: the current view.
         tables: the table catalog, which begins with the tables of the current view.
-        promises: of all servers.
-        reason: why the view is made.
-        moves: what may be done to chains.
-        finished: members whose work is done.
+        promises: the promises of all servers.
+        reason: the reason for the view.
+        moves: the wanted changes of chains.
+        finished: the members whose work is done.
     """
     reached: dict[int, list[int]] = {}
     for promise in promises:
@@ -207,7 +212,7 @@ def next_view(
         standings = [promise.standing(group) for promise in promises]
         return max((max(each.open_round, each.replayed) for each in standings), default=0)
 
-    def awaited(gone: Member) -> bool:  # some server holds pushes of rounds that it counts in
+    def awaited(gone: Member) -> bool:  # some server holds pushes of its rounds
         standings = [promise.standing(gone.group) for promise in promises]
         behind = any(each.open_round < gone.last_clock for each in standings)
         return behind and any(each.waits for each in standings)
@@ -216,8 +221,11 @@ def next_view(
     known = {m.id: m for m in before}
 
     def joins_at(group: str) -> int:
-        """The first clock of a new worker: servers whose rows are new may not know the clocks of
-        workers that died before they had told them."""
+        """Return the first clock of a new worker in a group.
+
+        Servers whose rows are new may not know the clocks of workers that died before they had
+        reported them.
+        """
         return max((first_clock(group), *(m.first_clock for m in before if m.group == group)))
 
     present = sorted(members.values(), key=lambda m: (m.role, m.group, m.rank))
@@ -246,7 +254,7 @@ def next_view(
     heirs = {m.id for m in previous.servers} & {m.id for m in servers} if previous else set()
     kept = tuple(m for m in servers if m in staying or m.rank in at_work)
     if heirs and heirs.isdisjoint(m.id for m in kept):
-        # one of them has to adopt this view, since all of them together may refuse it
+        # one server of the view before has to adopt this one: all together may refuse it
         stays = next(m for m in servers if m.id in heirs)
         kept = tuple(m for m in servers if m in kept or m == stays)
     return View(

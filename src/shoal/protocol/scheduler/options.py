@@ -9,39 +9,42 @@ import msgspec
 
 from shoal.errors import InvalidValue
 
-# By --slow-workers: share of the time that others wait, after which a worker is dropped; 0: never.
-WITHOUT_A_BREAK = 0.98  # of a time in which a worker was waited for; waits are told now and then
+# The share of the time that others wait for a worker, from which on it is dropped; 0: never.
+WITHOUT_A_BREAK = 0.98  # all the time: servers report waits only now and then
+# By --slow-workers.
 SLOW_SHARE: Mapping[str, float] = MappingProxyType({"wait": 0.0, "drop": 0.5, "backup": 0.5})
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True):
     """
-    servers, workers:  members that make the cluster complete
-    join_timeout_s:    time to wait for them
-    silence_s:         silence after which a member counts as failed (--failure-timeout-s); more
+    servers, workers:  the numbers of members that make the cluster complete
+    join_timeout_s:    the time to wait for them
+    silence_s:         the silence after which a member counts as failed (--failure-timeout-s); more
                        after late heartbeats (`FailureDetector`), at most silence_most_s
-    broken_s:          silence after a broken connection, after which a member counts as failed
-    alone_s:           silence after which a server with the only copy of some rows counts as failed
-                       (--sole-replica-timeout-s), if its death is not proven
-    hang_s:            time without a turn of a member's loop, outside of user code, after which it
-                       counts as failed though its process lives (--hang-timeout-s)
-    same_host:         all members are on this host, where a broken connection proves a death
-    resend_s:          time between repetitions of an unanswered Freeze or End
-    drain_s:           time for servers to drain before a view that moves rows; if it is too short,
-                       a view without moves is made, and the move is tried again after pause_s, or
-                       sooner if only late requests had prevented it
-    linger_s:          time at the end for members to confirm it
-    replicas:          servers that have a copy of each row, if there are as many
-    slow_share:        share of the last slow_s that others have waited for a worker, after which it
-                       is dropped; 0: never
-    checkpoint_s:      time between the checkpoints that views name; 0: none
-    passed:            clocks of the runs that this one continues, for the names of checkpoints
-    fragment_rows:     by table, its fragment size in the shards that servers begin with: update
+    broken_s:          the silence after a broken connection, after which a member counts as failed
+    alone_s:           the silence after which a server with the sole replica of some rows counts as
+                       failed (--sole-replica-timeout-s), if its death is not proven
+    hang_s:            the time without a turn of a member's loop, outside of user code, after which
+                       it counts as failed though its process lives (--hang-timeout-s)
+    same_host:         whether all members are on this host, where a broken connection proves a
+                       death
+    resend_s:          the time between repetitions of an unanswered Freeze or End
+    drain_s:           the time for servers to drain before a view that moves rows; if it is too
+                       short, a view without moves is made, and the move is tried again after
+                       pause_s, or sooner if only late requests had prevented it
+    linger_s:          the time at the end for members to confirm it
+    replicas:          the number of servers that have a replica of each row, if there are as many
+    slow_share:        the share of the last slow_s that others have waited for a worker, from which
+                       on it is dropped; 0: never
+    checkpoint_s:      the time between the checkpoints that views name; 0: none
+    passed:            the clocks of the runs that this one continues, for the names of checkpoints
+    fragment_rows:     the fragment size of each table in the shards that servers begin with: update
                        counts are by fragment
-    on_worker_loss:    when a worker of the first group is lost, "stop": the run ends; "drop": it
-                       goes on; "replace": and is not over before another has taken its place
-    elastic:           workers may join and leave during the run
-    run:               name of the run, unless an earlier scheduler has given it one
+    on_worker_loss:    the reaction to the loss of a worker of the first group: "stop": the run
+                       ends; "drop": it goes on; "replace": it goes on, and is not over before
+                       another worker has taken the place
+    elastic:           whether workers may join and leave during the run
+    run:               the name of the run, unless an earlier scheduler has given it one
     """
 
     servers: int

@@ -15,10 +15,10 @@ class Proposal:
     """A proposed view: the questions to servers and their answers.
 
     Attributes:
-        number: of the view; servers are asked until they answer.
-        reason: why it is made, besides changes of membership.
+        number: the number of the view; servers are asked until they answer.
+        reason: the reason for it, other than changes of membership.
         known: the current view when it was begun.
-        since: when it was begun.
+        since: the time when it was begun.
         drains: whether servers are drained first.
         draining: whether they are still draining.
     """
@@ -49,13 +49,13 @@ class Proposal:
         self.remind(servers, out)
 
     def remind(self, servers: Iterable[NodeId], out: Effects) -> None:
-        """Ask some of these again, which may not have been reached before."""
+        """Ask these servers, unless they have answered: an earlier question may be lost."""
         answered: Collection[NodeId] = self._drained if self.draining else self._promises
         question = Drain(self.number) if self.draining else Freeze(self.number, self.known)
         out.extend(Send(node, question) for node in sorted(servers) if node not in answered)
 
     def take(self, server: NodeId, promise: Drained | Frozen) -> bool:
-        """Take in an answer; False if it is for an earlier view."""
+        """Record an answer; return False if it is for another view."""
         if promise.view != self.number:
             return False
         if isinstance(promise, Frozen):
@@ -70,7 +70,7 @@ class Proposal:
             self.draining, self.again_at = False, -inf
 
     def go_on(self, servers: Collection[NodeId], now: float, out: Effects) -> bool:
-        """Ask the next question; returns whether all servers have promised."""
+        """Ask the next question, if it is due; return whether all servers have promised."""
         if self.draining and all(node in self._drained for node in servers):
             self.hurry()
         if self.again_at == -inf:
@@ -78,7 +78,7 @@ class Proposal:
         return not self.draining and all(node in self._promises for node in servers)
 
     def waits(self, servers: Iterable[Member], now: float) -> list[Waiting]:
-        """The servers that the scheduler waits for."""
+        """Return the wait of the scheduler for the servers that have not answered."""
         answered: Collection[NodeId] = self._drained if self.draining else self._promises
         absent = sorted(member.name for member in servers if member.id not in answered)
         what = f"view {self.number[0]}.{self.number[1]}" + (f" ({self.reason})" * bool(self.reason))
@@ -87,5 +87,5 @@ class Proposal:
         return [Waiting("the scheduler", what, reason, now - self.since)] if absent else []
 
     def promises(self, servers: Iterable[NodeId]) -> list[Frozen]:
-        """The promises of these servers."""
+        """Return the promises of these servers."""
         return [self._promises[node] for node in servers]

@@ -1,7 +1,7 @@
 """Shutdown: servers show that they hold the rows, then every member is told of the end.
 
-That a server was heard of says nothing once the scheduler itself has been asleep: the message may
-have waited for it. So after the last worker has finished each server is asked something new.
+A message from a server proves nothing if the scheduler itself has been asleep: the message may have
+waited for it. So after the last worker has finished each server is asked a new question.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from shoal.protocol.views import NO_VIEW, NodeId, ViewId
 class Shutdown:
     """The servers that have not answered, and then the members that have not confirmed the end.
 
-    It stops when all have, or `linger_s` after the end; with an error if rows are lost with servers
-    that have not confirmed it for `alone_s` more.
+    The scheduler stops when all have confirmed it, or `linger_s` after the end. If rows would be
+    lost with servers that have not confirmed it, it stops `alone_s` later, with an error.
 
-    asking:  whether all workers have finished, and servers are asked
+    asking:  whether all workers have finished, and the servers are asked
     """
 
     def __init__(self, options: SchedulerOptions, term: int) -> None:
         self.asking = False
-        self._term = term  # which makes each start's question another one
+        self._term = term  # it tells the questions of this start of the scheduler from earlier ones
         self._resend_s = options.resend_s
         self._linger_s = options.linger_s
         self._alone_s = options.alone_s
@@ -42,7 +42,7 @@ class Shutdown:
 
     @property
     def told(self) -> End:
-        """What members are told."""
+        """The message that tells members of the end."""
         kind: Literal["", "lost"] = "lost" if isinstance(self._error, RangeLost) else ""
         return End(bounded(self.reason), kind)
 
@@ -51,7 +51,7 @@ class Shutdown:
         return self._error.message if self._error else ""
 
     def ask(self, view: ViewId, servers: Collection[NodeId], now: float, out: Effects) -> bool:
-        """Ask the servers of a view for a sign of life; return whether all have given it."""
+        """Ask the servers of a view to confirm their rows; return whether all have."""
         if not self.asking:
             self.asking, self._again_at = True, now
         here = self._answered
@@ -62,7 +62,7 @@ class Shutdown:
         return not self._silent
 
     def answered(self, server: NodeId, message: RowsConfirmed) -> None:
-        """A server holds its rows, and was told of the question."""
+        """Record that a server holds its rows, if this answers the present question."""
         if self.asking and message.number == self._term:
             self._answered[server] = message.view
 
@@ -75,7 +75,7 @@ class Shutdown:
     ) -> None:
         """Begin to tell members of the end.
 
-        lost_with:  what is lost with members that do not confirm it; "" if nothing is
+        lost_with:  the function that returns the loss with unconfirmed members; "" for none
         """
         self._leaving = dict.fromkeys(members)
         self._lost_with = lost_with

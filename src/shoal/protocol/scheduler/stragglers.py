@@ -10,7 +10,7 @@ from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.views import Member
 
 STALLED_S = 2.0  # a server that is silent for this long may be what workers wait for
-REPORTS = 200  # of a server about a worker, at most
+REPORTS = 200  # the most reports of a server about a worker
 Reports = list[tuple[float, float]]  # (time, seconds so far)
 
 
@@ -22,7 +22,7 @@ class Stragglers:
         self._reports: dict[tuple[int, int], Reports] = {}  # by (server, worker)
 
     def heard(self, server: Member, message: WaitTimes, members: Members, now: float) -> None:
-        """Add a server's report of seconds, which only grow; drop older reports than `slow_s`."""
+        """Add a server's report of seconds, which only grow; drop reports older than `slow_s`."""
         workers = {member.incarnation for member in members.by_id.values()}
         for worker, seconds in message.seconds:
             if worker not in workers:
@@ -35,7 +35,7 @@ class Stragglers:
                 del reports[0]
 
     def shares(self, members: Mapping[str, Member], now: float) -> list[tuple[Member, float]]:
-        """(worker, share of that time in which any server waited for it), largest first."""
+        """Return (worker, its largest share of that time in the reports of a server), sorted."""
         shares: dict[int, float] = {}
         for (_, worker), reports in self._reports.items():
             (began, before), (_, since) = reports[0], reports[-1]
@@ -46,7 +46,7 @@ class Stragglers:
         return sorted(found, key=lambda pair: -pair[1])
 
     def slow(self, members: Members, now: float) -> list[tuple[Member, str]]:
-        """The worker to drop, and why; none if it is the last of its group."""
+        """Return the worker to drop, and why; none if it is the last of its group."""
         limit = self._options.slow_share
         if not limit:
             return []
@@ -64,6 +64,6 @@ class Stragglers:
         return []
 
     def forget(self, member: Member) -> None:
-        """Drop the reports about a member that is gone, and its own."""
+        """Drop the reports about and from a member that is gone."""
         gone = member.incarnation
         self._reports = {key: reports for key, reports in self._reports.items() if gone not in key}

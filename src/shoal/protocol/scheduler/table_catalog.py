@@ -20,7 +20,7 @@ from shoal.tables.consistency import asp
 from shoal.tables.sizes import size
 from shoal.tables.spec import TableSpec
 
-PLACEMENT_BYTES = 32  # of a shard in a view, about
+PLACEMENT_BYTES = 32  # the approximate bytes of a shard in a view
 AGAIN_S = 1.0  # between questions to a server that is opening shards
 Shard = tuple[TableSpec, KeyRange]
 
@@ -30,7 +30,7 @@ class TableCatalog:
 
     Args:
         specs: the tables of an earlier scheduler.
-        fragment_rows: fragment sizes that tables have from the run that this one continues.
+        fragment_rows: the fragment sizes that tables have from the run that this one continues.
 
     Attributes:
         specs: the tables; each has its fragment size, which never changes.
@@ -39,7 +39,7 @@ class TableCatalog:
     def __init__(self, specs: tuple[TableSpec, ...], fragment_rows: Mapping[str, int]) -> None:
         self.specs = specs
         self._fragment_rows = fragment_rows
-        self._asked_by: dict[str, set[NodeId]] = {}  # by table: who waits for it
+        self._asked_by: dict[str, set[NodeId]] = {}  # the members that wait for a table, by name
 
     def adopt(self, tables: tuple[TableSpec, ...]) -> None:
         """Put the tables of a view first, which an earlier scheduler may have made."""
@@ -50,15 +50,15 @@ class TableCatalog:
     def declare(self, spec: TableSpec, servers: int, sender: Member, memory: float = inf) -> None:
         """Add a table that a worker has declared, unless it is there already.
 
-        memory: bytes that servers have for tables; each of them will say whether its part fits,
-            but a table that all of them together have no memory for is not cut for them first.
+        memory: the bytes that all servers have for tables. Each server will say whether its part
+            fits, but a table that exceeds the memory of all is refused before it is cut.
 
         Raises:
             Refused: another table has its name, the run has no servers, the table would go by
                 another group's clocks, its rounds would close by another rule than those of the
                 group's other tables, it needs more memory than there is, or views have no room
                 to describe it.
-            InvalidValue: it cannot be cut.
+            InvalidValue: the table cannot be cut.
         """
         if not servers:
             raise Refused(
@@ -83,10 +83,10 @@ class TableCatalog:
         self._asked_by.setdefault(spec.name, set()).add(sender.id)
 
     def _check_room(self, spec: TableSpec, servers: int) -> None:
-        """Check that views have room for a table: each of them describes all.
+        """Check that views have room for a table: each view describes all tables.
 
         Raises:
-            Refused: they have not.
+            Refused: views have no room.
         """
         if len(self.specs) >= TABLES_MAX:
             raise Refused(f"table {spec.name!r}: a run has at most {TABLES_MAX} tables")
@@ -100,10 +100,10 @@ class TableCatalog:
             )
 
     def _check_closing(self, spec: TableSpec) -> None:
-        """Check that a table's rounds close as those of its group's other tables.
+        """Check that a table's rounds close by the same rule as those of its group's other tables.
 
         Raises:
-            Refused: they do not, and a group has one clock.
+            Refused: the rules differ, and a group has one clock.
         """
         if spec.consistency.name == "asp":
             return
@@ -119,7 +119,7 @@ class TableCatalog:
                 return
 
     def drop(self, table: str, reason: str, out: Effects) -> None:
-        """Drop a table that a server cannot open, and say so to the workers that wait for it."""
+        """Drop a table that a server cannot open, and tell the workers that wait for it."""
         self.specs = tuple(spec for spec in self.specs if spec.name != table)
         waiting = sorted(self._asked_by.pop(table, ()))
         out.extend(Send(node, NotDeclared(table, bounded(reason))) for node in waiting)
@@ -130,7 +130,7 @@ def _rule(spec: TableSpec) -> str:
 
 
 def _owned(spec: TableSpec, group: str) -> TableSpec:
-    """The table with the group by whose clocks it goes."""
+    """Return the table with the group whose clocks it uses."""
     if not all(spec.name.split("/")):
         raise Refused(f"table {spec.name!r}: the parts between slashes must not be empty")
     of = owner(spec.name, group)
@@ -146,7 +146,7 @@ def _owned(spec: TableSpec, group: str) -> TableSpec:
 class _List(msgspec.Struct):
     """The shards that a server is to open.
 
-    used:  whether a view has placed some of them; what is wanted now is on another list
+    used:  whether a view has placed some of them; wanted shards are on another list then
     """
 
     number: tuple[int, int]
@@ -170,8 +170,8 @@ class Openings:
     """The shards of the next view, which servers open before it is made.
 
     Args:
-        term: of the scheduler.
-        pause_s: time after which a server is asked again for what it could not open.
+        term: the term of the scheduler.
+        pause_s: the time after which a server is asked again for shards that it could not open.
     """
 
     def __init__(self, term: int, pause_s: float) -> None:
@@ -197,9 +197,9 @@ class Openings:
                 self._ask(member.id, view, out)
 
     def placed(self, view: View) -> None:
-        """Take the shards off the lists that a view has placed on their servers.
+        """Take the shards that a view has placed off the lists of their servers.
 
-        The server has none to spare: to get the same rows anew it opens another shard first.
+        They are in use: to get the same rows anew a server opens another shard first.
         """
         for member in view.servers:
             asked = self._lists.get(member.id)
@@ -218,7 +218,7 @@ class Openings:
     def heard(
         self, server: Member, message: ShardsOpened, now: float
     ) -> tuple[tuple[str, KeyRange, str], ...]:
-        """Take in a server's answer; returns (table, rows, reason) of what it cannot open."""
+        """Record a server's answer; return (table, rows, reason) of shards that it cannot open."""
         asked = self._lists.get(server.id)
         if asked is None or asked.used or asked.number != message.number:
             return ()
@@ -232,7 +232,7 @@ class Openings:
         return failed
 
     def tick(self, view: View, now: float, out: Effects) -> bool:
-        """Ask again; returns whether a server may be asked for what it could not open before."""
+        """Repeat due questions; return whether a server may be asked anew for a failed shard."""
         for node, asked in self._lists.items():
             if now >= asked.again_at and (asked.missing or not asked.heard):
                 asked.again_at = now + AGAIN_S
@@ -248,7 +248,7 @@ class Openings:
 
     @property
     def opened(self) -> Opened:
-        """(table, rows, rank) of the shards that are open."""
+        """The (table, rows, rank) of the shards that are open."""
         return frozenset(
             (table, rows, self._ranks[node])
             for node, asked in self._lists.items()
@@ -257,12 +257,12 @@ class Openings:
 
     @property
     def barred(self) -> Barred:
-        """(table, rank) of servers that could not open a shard of a table."""
+        """The (table, rank) of servers that could not open a shard of a table."""
         there = self._ranks.keys()
         return frozenset((table, self._ranks[n]) for table, n in self._barred if n in there)
 
     def complete(self, tables: Iterable[TableSpec]) -> bool:
-        """Whether all shards of these tables are open that servers were asked for."""
+        """Return whether all requested shards of these tables are open."""
         names = {spec.name for spec in tables}
         lists = self._lists.values()
         return not any(
@@ -272,7 +272,7 @@ class Openings:
         )
 
     def waits(self, names: dict[NodeId, str], now: float) -> list[Waiting]:
-        """The servers that open shards, and those that could not."""
+        """Return the waits for servers that open shards, and for servers that could not."""
         found = []
         for node, asked in self._lists.items():
             if asked.missing and node in names:
@@ -287,7 +287,7 @@ class Openings:
 
 
 def _placed(view: View, rank: int) -> set[tuple[str, KeyRange]]:
-    """The shards of a server in a view."""
+    """Return the shards of a server in a view."""
     return {
         (spec.name, placement.rows)
         for spec, placements in zip(view.tables, view.placements, strict=True)
@@ -297,7 +297,7 @@ def _placed(view: View, rank: int) -> set[tuple[str, KeyRange]]:
 
 
 def _fresh(planned: View, view: View, rank: int) -> Iterable[Shard]:
-    """The shards of a server in a planned view that it does not have in the current one."""
+    """Yield the shards of a server in a planned view that it lacks in the current one."""
     for at, (spec, placements) in enumerate(zip(planned.tables, planned.placements, strict=True)):
         for placement in placements:
             new = at >= len(view.tables) and rank in placement.chain

@@ -1,4 +1,4 @@
-"""Tools: what the scheduler is told and asked by those that need not be members."""
+"""Tools: answers the messages of nodes that need not be members."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OF_TOOLS = StatusRequest | CheckpointRequest | DeathReport | ProcessHeartbeat
 class Tools:
     """Answers `shoal why`, `shoal checkpoint`, parents of processes and processes of members.
 
-    lost:  has the run go on without members: (nodes, how, now, effects)
+    lost:  the function that has the run go on without members: (nodes, how, now, effects)
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Tools:
                 for node in dead if orderly else ():  # its own confirmation may be lost
                     self._shutdown.confirmed(node)
                 at_work = [node for node in dead if node not in self._members.finished]
-                # beside a worker of the first group a process may have connections that look on
+                # a process may have attached workers as well as one of the first group
                 first = {member.id for member in self._members.group("worker", "")}
                 own = [node for node in dead if node in first] or dead
                 finished = bool(own) and set(own).isdisjoint(at_work)

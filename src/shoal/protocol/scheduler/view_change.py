@@ -6,9 +6,9 @@ change, and the first and last clocks in the view are exact. Before a view that 
 servers are drained (`Drain`).
 
 A view is *offered* to the servers of the view before. When one of them has adopted it, it is the
-current view: it is persisted, batches and places of members that have left are given away, and the
-other members are told. Until then it may come to nothing: servers that cannot reach the scheduler
-refuse the view together, and continue in theirs (`server.thaw`).
+current view: it is persisted, batches and places of members that have left are reassigned, and the
+other members are told. Until then it may fail: servers that cannot reach the scheduler refuse the
+view together, and continue in their own (`server.view_change.thaw`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from shoal.protocol.scheduler.table_catalog import Openings, TableCatalog
 from shoal.protocol.views import NO_VIEW, Member, NodeId, View, ViewId
 from shoal.tables.spec import TableSpec
 
-CUT_OFF = "no member is heard of: is the scheduler's host cut off?"  # why one is waited for
+CUT_OFF = "no member is heard of: is the scheduler's host cut off?"  # a reason to wait
 SOON_S = 0.5  # pause after a view that could not migrate, although no server was too slow
 
 
@@ -53,16 +53,16 @@ class ViewChange:
 
     Args:
         record: the journal of the previous scheduler.
-        options: the scheduler's.
+        options: the options of the scheduler.
         members: the members.
-        persist: writes the journal.
-        end: ends the run with an error.
+        persist: the function that writes the journal.
+        end: the function that ends the run with an error.
 
     Attributes:
         view: the current view, which some member has adopted.
         offered: the next view, which no server is known to have adopted yet.
-        reason: why no view is being made.
-        began_at: when the scheduler started.
+        reason: the reason why no view is being made.
+        began_at: the time when the scheduler started.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class ViewChange:
         self._proposal: Proposal | None = None
         self._offered_at = 0.0
         self._over = False
-        self._still_until = inf  # no shard migrates before, because it could not
+        self._still_until = inf  # no shard migrates before, because a migration failed
         self._crowded: list[str] = []
         self._checkpoints = CheckpointPlan(options.checkpoint_s, options.passed)
 
     def begin(self, now: float) -> None:
-        """Its scheduler is here."""
+        """Record the time when the scheduler starts."""
         self.began_at = now
 
     def end(self) -> None:
@@ -125,7 +125,7 @@ class ViewChange:
             self.consider(now, out)
 
     def waits(self, now: float) -> list[Waiting]:
-        """The members that the next view waits for."""
+        """Return the waits of the scheduler for members before the next view."""
         members, waits = self._members.by_id, list[Waiting]()
         if self.view is None and not self._over:
             reason = f"waits for {missing(members.values(), self._options)}"
@@ -149,16 +149,16 @@ class ViewChange:
     # ------------------------------------------------------------------ what happens
 
     def bereaved(self, dead: Member) -> list[str] | None:
-        """The rows that are lost with a server; None if none are, empty if it was the last one.
+        """Return the rows that are lost with a server; None for none, empty if it was the last.
 
         Rows that another server has in the current view or in the offered one may not be lost:
-        `_catch_up` looks again, when it is known which of them was adopted.
+        `_catch_up` looks again, when it is known which of the views was adopted.
         """
         lost_in = self._lost_with(dead)
         return None if any(rows is None for rows in lost_in) else lost_in[-1]
 
     def needs(self, silent: Member) -> bool:
-        """Whether rows may be lost with a server."""
+        """Return whether rows may be lost with a member."""
         return any(rows is not None for rows in self._lost_with(silent))
 
     def _lost_with(self, dead: Member) -> list[list[str] | None]:
@@ -172,7 +172,7 @@ class ViewChange:
             self._conclude(now, out)
 
     def promised(self, server: NodeId, promise: Drained | Frozen, now: float, out: Effects) -> None:
-        """Take in a server's answer."""
+        """Record a server's answer, and go on with the view change."""
         if self._proposal is not None and self._proposal.take(server, promise):
             self._conclude(now, out)
 
@@ -186,7 +186,7 @@ class ViewChange:
             self.propose("a view was refused", now, out)
 
     def heartbeat(self, sender: Member, number: ViewId, now: float, out: Effects) -> None:
-        """A member has adopted that view: repeat what it may not have received."""
+        """Note that a member has adopted a view; repeat the messages that it may lack."""
         if sender.role == "server":
             if self._proposal is not None:
                 self._proposal.remind([sender.id], out)
@@ -202,20 +202,20 @@ class ViewChange:
             self.consider(now, out)
 
     def _first_to_adopt(self) -> list[NodeId]:
-        """The servers to which a view is offered: those of the view before, which can refuse it."""
+        """Return the servers of the view before, which get an offered view and can refuse it."""
         if self.view is None or self.offered is None:
             return []
         here = [m.id for m in self.view.servers if m.id in self._members.by_id]
         return [node for node in here if self.offered.member(node) is not None]
 
     def save(self, sender: NodeId, asked: CheckpointRequest, now: float, out: Effects) -> None:
-        """Have a checkpoint at a clock that a later view names, or refuse it."""
+        """Plan a checkpoint at a clock that a later view names, or refuse the request."""
         at_work = self.view is not None and not self._over and bool(self._members.at_work(""))
         if self._checkpoints.ask(sender, asked, at_work, out):
             self.propose("a checkpoint was asked for", now, out)
 
     def declare(self, sender: Member, spec: TableSpec, now: float, out: Effects) -> None:
-        """Have a table in a later view, or refuse it."""
+        """Plan a table for a later view, or refuse it."""
         try:
             self._tables.declare(spec, self._options.servers, sender, self._members.memory())
         except ShoalError as error:
@@ -227,7 +227,7 @@ class ViewChange:
             self.consider(now, out)
 
     def opened(self, server: Member, message: ShardsOpened, now: float, out: Effects) -> None:
-        """Take in which shards a server has opened for the next view, and which it could not."""
+        """Record which shards a server has opened for the next view, and which it could not."""
         for table, rows, reason in self._openings.heard(server, message, now):
             fields = {"name": server.name, "table": table, "rows": str(rows), "reason": reason}
             out.append(Note("unopened", fields))
@@ -240,13 +240,13 @@ class ViewChange:
     def consider(self, now: float, out: Effects) -> None:
         """Begin to make a view, if one is due."""
         if self.offered is not None:
-            if not self._first_to_adopt():  # they have died, and had no rows
+            if not self._first_to_adopt():  # the servers have died, and had no rows
                 self._adopted(self.offered.id, now, out)
                 self._end_if_bereft(now, out)
             return
         due, reason = self._decide()
         if due:
-            self.propose("", now, out)  # changes of membership are looked up when it is made
+            self.propose("", now, out)  # changes of membership are looked up when the view is made
         elif self.view is not None and self._proposal is None and not self._over:
             self._change_placements(self.view, now, out)
         elif reason != self.reason:
@@ -254,8 +254,7 @@ class ViewChange:
         self.reason = reason
 
     def _change_placements(self, view: View, now: float, out: Effects) -> None:
-        """Have servers open what a view with new tables and moved shards would place on them, and
-        propose it when they have."""
+        """Ask servers to open new and moved shards; propose a view with the open ones."""
         number = self.term, self._number + 1
         self._openings.want(self._next(number, drained=True), view, now, out)
         planned = self._next(number, drained=True, opened=self._openings.opened)
@@ -272,7 +271,7 @@ class ViewChange:
         return decide_view(members.by_id, self.view, self._options, members.finished)
 
     def propose(self, reason: str, now: float, out: Effects, drain: bool = False) -> None:
-        """Begin a view change; one under way takes in further changes.
+        """Begin a view change; one that is under way includes further changes.
 
         So members that repeat their requests cannot delay a view forever.
         """
@@ -314,9 +313,9 @@ class ViewChange:
         self.consider(now, out)
 
     def _catch_up(self, promises: Sequence[Frozen], now: float, out: Effects) -> None:
-        """Take the newest adopted view for the current one, and drop a view that is offered.
+        """Make the newest adopted view the current one, and drop an offered view.
 
-        All servers have promised a newer view than that: it will not be adopted any more.
+        All servers have promised a newer view: the offered one will not be adopted any more.
         """
         adopted = [promise.adopted for promise in promises if promise.adopted is not None]
         newest = max(adopted, key=lambda view: view.id, default=None)
@@ -333,7 +332,7 @@ class ViewChange:
             self._end(RangeLost(why), now, out)
 
     def lost_without(self, nodes: Collection[NodeId]) -> str:
-        """What the run has lost if these servers are gone too; empty if nothing."""
+        """Return why the run cannot go on if these servers are gone too; empty if it can."""
         if self.view is None or not self._options.servers or (nodes and not self.view.tables):
             return ""
         return bereft(self.view, [node for node in self._members.servers() if node not in nodes])

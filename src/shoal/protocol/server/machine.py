@@ -61,7 +61,7 @@ from shoal.protocol.views import NodeId, Role
 from shoal.tables.spec import TableSpec
 
 # Sets, because `isinstance` of a union takes five times as long, for each message.
-CHANGES = frozenset({Request, Replicate})  # and they may come to long work
+CHANGES = frozenset({Request, Replicate})  # and they may need long work
 EXCHANGE = CHANGES | {ReplicateAck}
 
 
@@ -77,8 +77,9 @@ class ServerMachine:
         checkpoint_folder: Callable[[], str] = lambda: "",
         requests: RequestOptions = RequestOptions(),  # noqa: B008 - frozen
     ) -> None:
-        """
-        checkpoint_folder:  where this server's checkpoints are written; empty if nowhere
+        """Make the parts of the machine.
+
+        checkpoint_folder:  a function that returns the folder of this server's checkpoints, or ""
         """
         self.session = session
         self._trace = EventTrace()
@@ -126,7 +127,7 @@ class ServerMachine:
         self._time.set(now)
         if self._long_work.suspended:
             self._handle_meanwhile(event, out)
-        elif self._interim.kept:  # one at a time, or rows that it lends would change unsent
+        elif self._interim.kept:  # one at a time: rows that it lends must not change unsent
             if (due := self._interim.first_before(event)) is not None:
                 self._begin(due, out)
         elif self._long_work.possible:
@@ -136,10 +137,10 @@ class ServerMachine:
         return out
 
     def _begin(self, event: Event, out: Effects) -> None:
-        """Handle an event in a coroutine, if it may come to long work."""
+        """Handle an event, in a coroutine if it may need long work."""
         if isinstance(event, Received):
             changes = type(event.message) in CHANGES
-            # a fragment is never large
+            # the work on a fragment is never long
             works = changes and (event.payload is None or event.payload.whole)
         else:
             works = isinstance(event, Ticked) and self._time.now >= self._clocks.due_at
@@ -150,7 +151,7 @@ class ServerMachine:
             self._handle(event, out)
 
     def _handle_work(self, event: Event, out: Effects) -> None:
-        """Handle an event; then what others had to wait with while it was suspended."""
+        """Handle an event, and then do what had to wait while its handler was suspended."""
         self._handle(event, out)
         if self._interim.handled:
             self.requests.checkpointer.reached(out)
@@ -162,7 +163,7 @@ class ServerMachine:
             self._long_work.resume(event, out)
         elif isinstance(event, Received) and self._interim.takes(event, out):
             self._received(event, out)
-        elif not isinstance(event, Received | Ticked):  # what is due is so after that
+        elif not isinstance(event, Received | Ticked):  # a tick is dropped: due work stays due
             self._interim.keep(event)
 
     def _handle(self, event: Event, out: Effects) -> None:
@@ -253,7 +254,7 @@ class ServerMachine:
             requests.executor.carry_out(admitted, out)
 
     def _owes(self, message: ConfirmRows, out: Effects) -> bool:
-        """Return whether the run may not end: a view or a promised checkpoint is not here."""
+        """Return whether the run may not end yet: a view or a promised checkpoint is missing."""
         self.requests.checkpointer.end(out)
         if self.session.view_id < message.view:
             self.session.ask_for_view(out)
@@ -269,7 +270,7 @@ class ServerMachine:
         return at if self.frozen else min(at, self.replication.wakes_at(), self._clocks.due_at)
 
     def address_of(self, node: NodeId) -> str | None:
-        """Return where to connect: of two servers the one of lower rank connects to the other.
+        """Return the address to connect to: of two servers the one of lower rank connects.
 
         A server that asks the others to refuse a view connects to all of them.
         """
@@ -286,7 +287,7 @@ class ServerMachine:
         return self.session.role_of(node)
 
     def check(self) -> None:
-        """Raise `InvariantBroken` if a closed round is open, or a pull waits for no reason."""
+        """Raise `InvariantBroken` if a round that is due is open, or a pull waits for no reason."""
         if self.frozen or self.suspended:
             return
         requests = self.requests
@@ -313,7 +314,7 @@ class ServerMachine:
         return found
 
     def sizes(self) -> list[tuple[TableSpec, dict[str, int]]]:
-        """Return the number of rows, and of evicted rows, of each shard it is the tail of."""
+        """Return the number of rows, and of evicted rows, of each shard with its tail here."""
         tails = [shard for place, shard in self.replicas() if not place]
         return [(each.spec, {"rows": len(each), "evicted": each.evicted}) for each in tails]
 

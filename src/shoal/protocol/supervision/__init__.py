@@ -1,1 +1,1 @@
-"""What becomes of a run when its processes end, or are declared dead."""
+"""The supervision of a run whose processes may end, or be declared dead."""

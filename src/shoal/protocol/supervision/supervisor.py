@@ -1,8 +1,8 @@
-"""Supervisor: what becomes of a run when its processes end, or are declared dead.
+"""Supervisor: decides how a run continues when its processes end, or are declared dead.
 
-A machine as those of `protocol/`: what happened comes in, decisions come out, and time is an
-argument. The engine tells it of exits, and of what the scheduler says: a process that lives may
-be dead to the run, and one that ended with status 0 may have left its work undone.
+A machine like those of `protocol/`: events come in, decisions come out, and time is an argument.
+The engine reports exits of processes and messages of the scheduler: a living process may be dead to
+the run, and one that ended with status 0 may have left its work undone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shoal.protocol.messages.membership import TOO_SLOW
 from shoal.protocol.supervision.restarts import Restarts
 
 RETURNS = 3  # restarts of a worker that was dropped because it was slow
-LATE_S = 20.0  # after all others, for processes that may not know that the run has ended
+LATE_S = 20.0  # after all others have ended, for processes that may not know of the end
 GRACE_S = 1.0  # after the first failure, for the others to end
 KILLED_S = 4.0  # after a server was killed, for the scheduler to report the lost rows
 DEAD_S = 2.0  # for a process that is dead to the run to end by itself: it may be writing its error
@@ -40,9 +40,9 @@ DEAD_S = 2.0  # for a process that is dead to the run to end by itself: it may b
 class Exit(msgspec.Struct, frozen=True):
     """A process has ended.
 
-    code:   its exit status, or minus the signal that killed it
-    error:  what it has left in its error file
-    how:    how it ended, where the code does not say it
+    code:   the exit status, or minus the signal that killed it
+    error:  the error in its error file
+    how:    the way in which it ended, if the code does not tell
     """
 
     name: str
@@ -53,11 +53,11 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class LossPolicy(msgspec.Struct, frozen=True):
-    """What a run does about the loss of its processes, by name; of all others it ends.
+    """The reaction of a run to lost processes, by name; the loss of any other process ends it.
 
-    restarted:  are started again, unless that happens too often
-    given_up:   the run goes on without them
-    returning:  workers that are started again after they were dropped because they were slow
+    restarted:  the processes that are started again, unless that happens too often
+    given_up:   the processes without which the run goes on
+    returning:  the workers that are started again after they were dropped because they were slow
     """
 
     restarted: frozenset[str] = frozenset()
@@ -72,7 +72,7 @@ def loss_policy(
     on_worker_loss: str = "stop",
     slow_workers: str = "wait",
 ) -> LossPolicy:
-    """The policy of a run with these options. What has replicas is restarted.
+    """Return the policy for these options: with replicas, scheduler and servers are restarted.
 
     >>> sorted(loss_policy(1, 1, 2, "replace").restarted)
     ['worker-0', 'worker-1']
@@ -118,7 +118,7 @@ class Supervisor:
     """The processes of a run on one engine.
 
     failed:  the exits that end the run
-    lost:    those without which it has gone on
+    lost:    the exits of processes without which the run has gone on
     """
 
     def __init__(self) -> None:
@@ -130,35 +130,35 @@ class Supervisor:
         self._returned: Counter[str] = Counter()
         self._declared: dict[int, str] = {}  # why a process is dead to the run, by pid
         self._kill_at: dict[str, float] = {}
-        self._unproven: dict[int, Exit] = {}  # ended with status 0: whether it had finished
-        self._too_slow: set[int] = set()  # pids of workers that were dropped for it
+        self._unproven: dict[int, Exit] = {}  # exits with status 0, by pid: work may be undone
+        self._too_slow: set[int] = set()  # pids of workers that were dropped for slowness
         self._gone_on_without: set[str] = set()
         self._give_up_at = inf
         self._begun = False
-        self._ended_well = False  # the run, as the scheduler says that ends with status 0
+        self._ended_well = False  # whether the scheduler has ended with status 0: in order
         self._warnings: list[str] = []
 
     # ------------------------------------------------------------------ what happens
 
     def starts(self, name: str, now: float) -> None:
-        """A process is being started."""
+        """Note that a process is being started."""
         self._living[name] = 0
         self._restarts.began(name, now)
 
     def started(self, name: str, pid: int) -> None:
-        """A process has started."""
+        """Record the process id of a process that has started."""
         self._living[name] = pid
 
     def restarts(self, name: str) -> bool:
-        """Whether a process that has ended will be started again."""
+        """Return whether a process that has ended will be started again."""
         return self._restarts.awaits(name)
 
     def starts_again(self, name: str) -> None:
-        """A process is started again, which has left the run in order."""
+        """Note that a process that has left the run in order is started again."""
         self._restarts.expect(name)
 
     def ended(self, each: Exit, now: float) -> list[Decision]:
-        """A process has ended."""
+        """Handle the end of a process; return a report for the scheduler, if it lives."""
         self._living.pop(each.name, None)
         self._kill_at.pop(each.name, None)
         how = self._declared.pop(each.pid, "")
@@ -175,15 +175,15 @@ class Supervisor:
         return [Report(each.pid, not each.code)] if "scheduler" in self._living else []
 
     def begun(self) -> None:
-        """The first view is made: until then a run goes on without nobody."""
+        """Note that the first view is made: before that, a run needs all its processes."""
         self._begun = True
 
     def declared_dead(self, name: str, pid: int, how: str, now: float) -> None:
-        """The scheduler goes on without a member, whose process may live."""
+        """Handle the report that the run goes on without a member whose process may live."""
         name = self._own_name(name, pid)
         self._gone_on_without.add(name)
         ended = self._unproven.get(pid)
-        if how == TOO_SLOW:  # it is told so, and ends at its next call, in any way
+        if how == TOO_SLOW:  # the worker is told so, and ends at its next call, in any way
             self._too_slow.add(pid)
             if ended is not None:
                 self._return(self._unproven.pop(pid), now)
@@ -194,19 +194,19 @@ class Supervisor:
             self._left_undone(pid, now)
 
     def _own_name(self, name: str, pid: int) -> str:
-        """The name here of a member's process.
+        """Return the name that this supervisor has for a member's process.
 
-        A server that came before its predecessor counted as dead has got another rank than it had
-        asked for.
+        A server that joined before its predecessor counted as dead has another rank than the one
+        that it asked for.
         """
         role = name.partition("-")[0]
         living = [own for own, at in self._living.items() if at == pid and own.startswith(role)]
         return living[0] if len(living) == 1 else name
 
     def unfinished(self, pid: int, now: float) -> None:
-        """No member has finished its work in a process that has ended.
+        """Handle the report that the members of an ended process had not finished their work.
 
-        Of a server this says nothing: it may have left the run in order.
+        For a server this is no loss: it may have left the run in order.
         """
         each = self._unproven.get(pid)
         if each is not None and each.name.startswith("worker"):
@@ -217,7 +217,7 @@ class Supervisor:
         self._lose(msgspec.structs.replace(self._unproven.pop(pid), how=how), now, False)
 
     def tick(self, now: float) -> list[Decision]:
-        """What is due."""
+        """Return the decisions that are due, and decide whether the run is to end."""
         due: list[Decision] = [Start(name) for name in self._restarts.due(now)]
         for name in [name for name, at in self._kill_at.items() if now >= at]:
             del self._kill_at[name]
@@ -231,12 +231,12 @@ class Supervisor:
         return due
 
     def warnings(self) -> list[str]:
-        """What the user is to know, since the last call."""
+        """Return the warnings for the user since the last call."""
         told, self._warnings = self._warnings, []
         return told
 
     def over(self, now: float) -> bool:
-        """Whether nothing is to be waited for any more."""
+        """Return whether there is nothing left to wait for."""
         return now >= self._give_up_at or not (self._living or self._restarts.waiting)
 
     # ------------------------------------------------------------------ decisions
@@ -244,7 +244,7 @@ class Supervisor:
     def _ended_badly(self, each: Exit, now: float) -> None:
         name, error = each.name, each.error
         again = name in self._restarts.names
-        if self._ended_well and isinstance(error, RunAborted):  # it was cut off, and not told
+        if self._ended_well and isinstance(error, RunAborted):  # cut off, and not told
             self._warnings.append(f"{name} did not hear of the end of the run: {error.message}")
         elif isinstance(error, DeclaredDead):
             self._lose(each, now, True)
@@ -259,15 +259,15 @@ class Supervisor:
             self._fail(each, now)
 
     def _return(self, each: Exit, now: float) -> None:
-        """A worker has ended that was dropped because it was slow: it may be started again."""
+        """Restart a worker that was dropped because it was slow, if the policy has it return."""
         self._returned[each.name] += each.name in self.policy.returning
         if 0 < self._returned[each.name] <= RETURNS:
             self._restart(each, True, now)
 
     def _lose(self, each: Exit, now: float, blameless: bool) -> None:
-        """A process is gone, and its work is not done.
+        """Handle the loss of a process whose work is not done.
 
-        blameless:  it was killed, and would not fail again
+        blameless:  whether it was killed, and would not fail again
         """
         if self._does_without(each.name):
             self._note_loss(each)
@@ -277,7 +277,7 @@ class Supervisor:
             self._fail(each, now)
 
     def _does_without(self, name: str) -> bool:
-        """Whether the run goes on without a process. It begins with all of them."""
+        """Return whether the run goes on without a process; not before the first view."""
         return self._begun and name in self.policy.given_up
 
     def _note_loss(self, each: Exit) -> None:
@@ -286,16 +286,16 @@ class Supervisor:
         self._warnings.append(f"{each.name} is lost, and the run goes on without it: {why}")
 
     def _restart(self, each: Exit, blameless: bool, now: float) -> bool:
-        """Have a process started again, unless it died too often lately."""
+        """Plan to start a process again; return False if it has died too often lately."""
         if not blameless:
             why = each.error.message if each.error is not None else how_it_ended(each)
             self._warnings.append(f"{each.name} has failed, and is started again: {why}")
         return self._restarts.plan(each.name, blameless, now)
 
     def _can_be_spared(self, name: str) -> bool:
-        """Whether the run continues without a process that dies again and again.
+        """Return whether the run continues without a process that dies again and again.
 
-        The scheduler ends it if a server had the last replica of some rows.
+        The scheduler ends the run if a server had the last replica of some rows.
         """
         return name.startswith("server") and self._restarts.started_well(name)
 
@@ -311,7 +311,7 @@ class Supervisor:
         self._give_up_at = min(self._give_up_at, at)
 
     def _only_late_ones(self) -> bool:
-        """Whether the work is done and only processes are left that may not know it.
+        """Return whether the work is done and all living processes may not know it.
 
         They were restarted, or the run has gone on without them.
         """
@@ -323,11 +323,11 @@ class Supervisor:
     # ------------------------------------------------------------------ the end
 
     def late(self) -> list[str]:
-        """The processes that have not ended."""
+        """Return the names of the processes that have not ended."""
         return sorted(self._living)
 
     def _dead_and_living(self) -> list[Exit]:
-        """The processes that are dead to the run, which ends without them, and have not ended."""
+        """Return the processes that live but were declared dead, and whose loss ends the run."""
         tolerated = self.policy.given_up | self.policy.restarted
         return [
             Exit(name, 0, pid, None, f"was declared dead ({self._declared[pid]})")
@@ -336,11 +336,11 @@ class Supervisor:
         ]
 
     def cause(self, log_of: Callable[[str], Path]) -> ShoalError:
-        """The most telling error: a process that is gone first, then the first typed report.
+        """Return the most telling error: that of a process that is gone, or the first typed report.
 
-        log_of:  the log of a process, by name
+        log_of:  the function that returns the log of a process by name
         """
-        exits = [*self.failed, *self.lost]  # with all its workers a run is lost as well
+        exits = [*self.failed, *self.lost]  # a run is lost as well if it has lost all its workers
         told = [(each, each.error) for each in exits if each.error is not None]
         ended = [each for each in self.failed if each.code < 0 or each.how]
         gone = next(iter([*ended, *self._dead_and_living()]), None)
@@ -360,7 +360,7 @@ class Supervisor:
 
 
 def how_it_ended(each: Exit) -> str:
-    """How a process ended, as text behind its name."""
+    """Return how a process ended, as text to follow its name."""
     if each.how:
         return each.how
     if each.code < 0:

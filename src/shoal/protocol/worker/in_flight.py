@@ -24,9 +24,10 @@ from shoal.protocol.worker.server_part import ServerPart, SubRequestPlan
 class SubRequestPart(msgspec.Struct, eq=False):
     """One server's part of a sub-request. Invariant: `done` implies `accepted`.
 
-    again_at:  when its server is asked about it; wait_s doubles from one time to the next
-    reason:    what its server said last
-    sink:      where the answer is coming in
+    again_at:  the time of the next probe of its server
+    wait_s:    the pause between probes, which doubles with each
+    reason:    the reason or code in the last reply of its server
+    sink:      the sink of the arriving answer
     """
 
     server_part: ServerPart
@@ -38,7 +39,7 @@ class SubRequestPart(msgspec.Struct, eq=False):
     sink: Sink | None = None
 
     def receive(self, nbytes: int) -> Arrival:
-        """Where an answer of so many bytes goes; what came before it goes to scratch."""
+        """Return the destination of an answer of `nbytes` bytes; a former one goes to scratch."""
         wanted = self.server_part.nbytes_out
         if wanted not in (nbytes, -1) or nbytes > max(wanted, ANSWER_BYTES):
             return Discard("nobody waits for it")
@@ -51,25 +52,25 @@ class SubRequestPart(msgspec.Struct, eq=False):
         return self.sink
 
     def ask_at(self, at: float, wait_s: float | None = None) -> None:
-        """Its server is to be asked about it then, and after `wait_s` more each time."""
+        """Set the time of the next probe of its server, and the pause between probes."""
         self.again_at = at
         if wait_s is not None:
             self.wait_s = wait_s
 
     def heard(self, reason: str) -> None:
-        """What its server says."""
+        """Record the answer of the server."""
         self.reason = reason
 
     def pull_again(self) -> None:
-        """Its push is taken; its rows were lost on their way."""
+        """Drop the push, which is applied: the pulled rows were lost on their way."""
         self.server_part = self.server_part.without_push()
 
     def finish(self) -> None:
-        """Its server has said its last word on it."""
+        """Note that the final reply of the server has arrived."""
         self.done = True
 
     def revoke(self) -> None:
-        """Have a late answer go to scratch memory."""
+        """Revoke the sink, so that a late answer goes to scratch memory."""
         if self.sink is not None:
             self.sink.revoke()
             self.sink = None
@@ -79,17 +80,18 @@ class SubRequest(msgspec.Struct, eq=False):
     """One message per server, and the state of each.
 
     Attributes:
-        seq: sequence number.
-        request_id: id of the caller's request; 0 for an *orphan*, whose request ended with its
+        seq: the sequence number.
+        request_id: the id of the caller's request; 0 for an *orphan*, whose request ended with its
             outcome unknown. An orphan goes on until every server has it: a push that only some
             servers count would split its round, and without the advance the other workers would
             wait for a clock that this worker has finished.
-        advance: the worker's clock afterwards, or -1.
-        gates: sub-requests that every server has to accept before this one is sent.
-        follows: sub-requests that are sent before, and that each server has to admit before.
-        sent: it is sent in its current form.
-        begun: it was sent before, perhaps to servers that are gone.
-        since: view in which it was cut; replies of an earlier view answer another cut.
+        advance: the clock of the worker afterwards, or -1.
+        gates: the sub-requests that every server has to accept before this one is sent.
+        follows: the sub-requests that are sent before this one, and that each server has to admit
+            before it.
+        sent: whether it is sent in its current form.
+        begun: whether it was sent before, perhaps to servers that are gone.
+        since: the view in which it was cut; replies of an earlier view answer another cut.
     """
 
     seq: int
@@ -106,7 +108,7 @@ class SubRequest(msgspec.Struct, eq=False):
     since: ViewId = NO_VIEW
 
     def split_off(self, push: SubRequestPlan, rest: SubRequestPlan) -> SubRequest:
-        """Go on as the push alone; returns what else it was, which comes after it."""
+        """Keep the push alone; return the rest as a sub-request, which comes after it."""
         following = copy(self)
         following.plan = rest
         self.plan, self.advance = push, -1
@@ -147,7 +149,7 @@ class InFlight:
     def __init__(self, credit_bytes: int) -> None:
         self.sub_requests: dict[int, SubRequest] = {}
         self.unsent: dict[int, SubRequest] = {}
-        # those with pushes that some server may not hold
+        # sub-requests with pushes that some server may not have accepted
         self._unaccepted: dict[int, SubRequest] = {}
         self.gated = False
         self._credit_bytes = credit_bytes
@@ -157,7 +159,7 @@ class InFlight:
     def add(
         self, request_id: int, ask: Exchange, plan: SubRequestPlan, clock: int, advance: int
     ) -> SubRequest:
-        """Add a sub-request, behind those whose pushes it has to follow."""
+        """Add a sub-request, behind the ones whose pushes it has to follow."""
         seq = self._next_seq
         self._next_seq = seq + 1
         parts = {each.server: SubRequestPart(each) for each in plan.server_parts}
@@ -188,11 +190,11 @@ class InFlight:
             sub_request.follows = behind
 
     def reroute(self, cut: Callable[[SubRequest], list[ServerPart]], view: ViewId) -> None:
-        """Cut and send everything that is not done again: other servers have some of the rows.
+        """Cut all sub-requests anew, to be sent again: other servers have some of the rows.
 
         Args:
-            cut: cuts the open parts of a sub-request for the servers of the view.
-            view: id of the view.
+            cut: the function that cuts a sub-request's open parts for the servers of the view.
+            view: the id of the view.
         """
         for sub_request in self.sub_requests.values():
             if sub_request.sent:
@@ -211,7 +213,7 @@ class InFlight:
 
     @property
     def lowest(self) -> int:
-        """Every request below this number is resolved."""
+        """The sequence number below which every request is resolved."""
         return next(iter(self.sub_requests), self._next_seq)
 
     @property
@@ -219,16 +221,16 @@ class InFlight:
         return len(self.sub_requests) - len(self.unsent)
 
     def unaccepted_clocks(self) -> set[int]:
-        """The clocks of pushes that some server may not have accepted."""
+        """Return the clocks of pushes that some server may not have accepted."""
         return {sub_request.clock for sub_request in self._unaccepted.values()}
 
     def admitted(self) -> Iterator[SubRequest]:
-        """The sub-requests that dependencies, window and credits allow to send now, in order.
+        """Yield the sub-requests that dependencies, window and credits allow to send, in order.
 
         A push does not overtake one of an earlier clock. It may have to wait at its server until
         that clock is over, and would hold the credit that the earlier push needs.
         """
-        pushing: dict[NodeId, int] = {}  # the first clock of those that are not sent
+        pushing: dict[NodeId, int] = {}  # the first clock of unsent pushes
         for sub_request in list(self.unsent.values()):
             if sub_request.seq >= self.lowest + WINDOW or self._sent >= IN_FLIGHT:
                 return
@@ -246,18 +248,18 @@ class InFlight:
                     pushing.setdefault(server, sub_request.clock)
 
     def follows(self, sub_request: SubRequest, server: NodeId) -> tuple[int, ...]:
-        """The sequence numbers that a server has to admit before this sub-request."""
+        """Return the sequence numbers that a server has to admit before this sub-request."""
         if not sub_request.follows:
             return ()
         return tuple([each.seq for each in self.ahead(sub_request, server)])
 
     def ahead(self, sub_request: SubRequest, server: NodeId) -> list[SubRequest]:
-        """The sub-requests before this one that a server may not have admitted yet."""
+        """Return the sub-requests before this one that a server may not have admitted yet."""
         earlier = [self._unaccepted[seq] for seq in sub_request.follows if seq in self._unaccepted]
         return [each for each in earlier if not each.accepted_by(server)]
 
     def _crowded(self, sub_request: SubRequest) -> bool:
-        """Whether the credit of one of its servers is used up."""
+        """Return whether the credit of one of its servers is used up."""
         for part in sub_request.parts.values():
             nbytes = part.server_part.nbytes
             before = self._under_way.get(part.server_part.server, 0)
@@ -266,7 +268,7 @@ class InFlight:
         return False
 
     def gate(self, on: bool) -> None:
-        """Whether pulls wait for earlier pushes, because other servers answer them."""
+        """Set whether pulls wait for earlier pushes, because other servers answer them."""
         self.gated = on
 
     def leave(self, sub_request: SubRequest) -> None:
@@ -319,11 +321,11 @@ class InFlight:
                 part.server_part = part.server_part.emptied()
 
     def due(self, now: float) -> list[tuple[SubRequest, SubRequestPart]]:
-        """The sent parts whose probe is due."""
+        """Return the sent parts whose probe is due."""
         return [(each, part) for each, part in self._unanswered() if now >= part.again_at]
 
     def wakes_at(self) -> float:
-        """When the next probe is due."""
+        """Return the time of the next probe."""
         return min((part.again_at for _, part in self._unanswered()), default=inf)
 
     def _unanswered(self) -> Iterator[tuple[SubRequest, SubRequestPart]]:
@@ -332,7 +334,7 @@ class InFlight:
                 yield sub_request, part
 
     def peer_lost(self, node: NodeId, again_at: float) -> None:
-        """Probe again once the connection is back; half an answer is not waited for."""
+        """Plan a probe for when the connection is back, and revoke half-received answers."""
         for sub_request in self.sub_requests.values():
             part = sub_request.parts.get(node)
             if part is not None and sub_request.sent and not part.done:
@@ -340,7 +342,7 @@ class InFlight:
                 part.again_at = min(part.again_at, again_at)
 
     def problem(self) -> str:
-        """The invariant that does not hold; empty if all hold."""
+        """Return the invariant that does not hold; empty if all hold."""
         sent = [seq for seq, each in self.sub_requests.items() if each.sent]
         if len(sent) > IN_FLIGHT or (sent and sent[-1] >= self.lowest + WINDOW):
             return "more requests in flight than the limits allow"

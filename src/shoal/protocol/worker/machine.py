@@ -1,7 +1,7 @@
 """The worker's state machine: requests, fan-out, resends, reassembly, clocks.
 
 `worker.in_flight` knows which sub-requests are under way and which may be sent.
-Architecture invariant: absent here are tensors, threads and connections. Values are memoryviews,
+Architecture invariant: tensors, threads and connections are absent here. Values are memoryviews,
 borrowed from the caller until the request is resolved.
 """
 
@@ -65,7 +65,7 @@ class WorkerMachine:
     """Sends one caller's requests to servers, and resolves each request exactly once.
 
     Attributes:
-        peers:  its exchanges with other workers; None if it has none
+        peers:  the exchanges with other workers; None if there are none
     """
 
     def __init__(
@@ -158,22 +158,22 @@ class WorkerMachine:
 
     @property
     def bytes_pushed(self) -> int:
-        """Payload bytes sent to servers so far, without resends."""
+        """The payload bytes sent to servers so far, without resends."""
         return self._sender.bytes_pushed
 
     @property
     def bytes_sent(self) -> int:
-        """Payload bytes sent so far, to servers and to other workers."""
+        """The payload bytes sent so far, to servers and to other workers."""
         return self.bytes_pushed + (self.peers.bytes_sent if self.peers is not None else 0)
 
     @property
     def bytes_received(self) -> int:
-        """Payload bytes received so far, from servers and from other workers."""
+        """The payload bytes received so far, from servers and from other workers."""
         return self.bytes_pulled + (self.peers.bytes_received if self.peers is not None else 0)
 
     @property
     def listens(self) -> bool:
-        """Whether other workers send what no request waits for."""
+        """Whether other workers send values that no request waits for."""
         return self.peers is not None and self.peers.listens
 
     @property
@@ -182,11 +182,11 @@ class WorkerMachine:
         return self.peers is not None and self.peers.sends_on
 
     def number_of(self, table: str) -> int | None:
-        """The number of the table of that name in the current view."""
+        """Return the number of the table with a name in the current view; None if it is unknown."""
         return self._router.numbers.get(table) if self._router else None
 
     def hopeless(self, request_id: int) -> str:
-        """Why waiting for a request would never end; empty if it may end."""
+        """Return why waiting for a request would never end; empty if it may end."""
         pending = self._requests.get(request_id)
         for sub_request in pending.sub_requests if pending is not None else ():
             if sub_request.plan.closing and sub_request.clock >= self.clock:
@@ -200,7 +200,7 @@ class WorkerMachine:
         return self.session.role_of(node)
 
     def waiting(self) -> list[tuple[str, str]]:
-        """(request, reason) of every unanswered request."""
+        """Return (request, reason) of every unanswered request."""
         of_peers = self.peers.waiting() if self.peers is not None else []
         return [
             (
@@ -237,7 +237,7 @@ class WorkerMachine:
         clock = advance = self.clock = max(self.clock, ask.at)
         if ask.advance:
             advance = self.clock = FOREVER if ask.last else clock + 1
-        patient = ask.timeout_s is None  # a limit of the caller's own is one
+        patient = ask.timeout_s is None  # a limit that the caller has set is not extended
         timeout_s = self.options.sync_timeout_s if ask.timeout_s is None else ask.timeout_s
         pending = self._requests.open(request_id, now, timeout_s, patient, ask.after)
         for plan in plans:
@@ -285,7 +285,7 @@ class WorkerMachine:
             self._adopt(view, now, out)
 
     def _answered(self, server: NodeId, reply: Reply) -> tuple[SubRequest, SubRequestPart] | None:
-        """The open part that a server answers, if the answer is to the part as it was last sent."""
+        """Return the open part that a reply answers, if it replies to the part as last sent."""
         if reply.incarnation != self.session.incarnation:
             return None
         sub_request = self._in_flight.sub_requests.get(reply.seq)
@@ -308,7 +308,7 @@ class WorkerMachine:
                 self._applied(sub_request, part, reply, payload, now, out)
             case "accepted" | "waiting":  # if its pull waits, its push was admitted
                 part.ask_at(now + part.wait_s)
-                # not while other servers are to have it
+                # a push without a round is not accepted before all replicas have it
                 if reply.code == "waiting" or sub_request.plan.closing or not self._in_flight.gated:
                     self._in_flight.land(sub_request, part)
                     self._pump(now, out)
@@ -384,9 +384,9 @@ class WorkerMachine:
                     self._resolve(follower, why, out)
 
     def _abandon(self, sub_request: SubRequest, out: Effects) -> None:
-        """End a sub-request whose request is over. A push that was sent goes on, and an advance."""
+        """End a sub-request whose request is over; a push that was sent and an advance go on."""
         sent = sub_request.begun and sub_request.plan.pushed and not sub_request.done
-        if sent:  # it may still leave, also if the run has ended, and the caller has its buffers
+        if sent:  # it may still be sent, even after the run; the caller gets its buffers
             out += [Detach(server) for server, p in sub_request.parts.items() if not p.accepted]
         if (sent or (sub_request.advance >= 0 and not sub_request.done)) and not self.session.ended:
             self._in_flight.orphan(sub_request)
@@ -406,7 +406,7 @@ class WorkerMachine:
         return (SyncTimeout if waits else RequestTimeout)(text, self._trace.lines())
 
     def _computes(self) -> bool:
-        """Whether this worker waits for no other: not for the scheduler, and in no pull."""
+        """Return whether this worker waits for no member: not for the scheduler, in no pull."""
         waits = any(
             each.plan.pulled and any("waits for" in part.reason for part in each.open_parts())
             for each in self._in_flight.sub_requests.values()
@@ -422,7 +422,7 @@ class WorkerMachine:
         self._router = router
         self._in_flight.gate(chained(view))
         known = before.view.servers if before is not None else ()
-        told = Computing(self.session.incarnation)  # connects, so that its nudges reach this worker
+        told = Computing(self.session.incarnation)  # it connects, so that nudges reach this worker
         out.extend(Send(server.id, told) for server in view.servers if server not in known)
         if before is not None and moved(before.view, view):
             for sub_request in reroute(self._in_flight, before.view, router, self.clock):

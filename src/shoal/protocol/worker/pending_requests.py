@@ -18,11 +18,11 @@ class PendingRequest(msgspec.Struct, eq=False):
     """A caller's request that is not resolved.
 
     Attributes:
-        expires_at: time of the next time-out.
+        expires_at: the time of the next time-out.
         timeout_s: the time-out; the request fails at its second expiry.
-        patient: its time begins anew while it waits for workers that compute, or a busy server.
-        sub_requests: those that are not done.
-        after: ids of requests that have to be resolved first.
+        patient: whether its time begins anew while it waits for computing workers or a busy server.
+        sub_requests: the sub-requests that are not done.
+        after: the ids of requests that have to be resolved first.
         nudged: whether the first time-out is over: servers were probed urgently.
     """
 
@@ -37,24 +37,24 @@ class PendingRequest(msgspec.Struct, eq=False):
     nudged: bool = False
 
     def wait_on(self, now: float) -> None:
-        """Its time begins anew: it waits for a member that lives, and says so."""
+        """Restart the time-out: the request waits for a member that has reported that it lives."""
         self.nudged, self.expires_at = False, now + self.timeout_s
 
     def add(self, sub_request: SubRequest) -> None:
-        """It is resolved once this is done as well."""
+        """Add a sub-request that has to be done before the request is resolved."""
         self.sub_requests.append(sub_request)
 
     def done(self, sub_request: SubRequest) -> bool:
-        """One is; whether all are."""
+        """Remove a sub-request that is done; return whether all are."""
         self.sub_requests.remove(sub_request)
         return not self.sub_requests
 
     def nudge(self, now: float) -> None:
-        """Its time is over for the first time: it has as much again."""
+        """Begin the second time-out, because the first one is over."""
         self.nudged, self.expires_at = True, now + self.timeout_s
 
     def heard(self, reply: Reply) -> None:
-        """Take in a server's reply to a part."""
+        """Record a server's reply to a part."""
         if reply.clock_min < self.clock_min:
             self.clock_min = reply.clock_min
         if reply.round_weight > self.round_weight:
@@ -63,7 +63,7 @@ class PendingRequest(msgspec.Struct, eq=False):
             self.updates = reply.updates
 
     def outcome(self, error: ShoalError | None, clock: int) -> Outcome:
-        """What its caller is told; the worker is at that clock."""
+        """Return the outcome for the caller; the worker is at `clock`."""
         clock_min = -1 if self.clock_min == FOREVER else self.clock_min
         return Outcome(error, clock_min, self.round_weight, updates=self.updates, clock=clock)
 
@@ -88,13 +88,13 @@ class PendingRequests:
         return pending
 
     def also(self, sub_request: SubRequest) -> None:
-        """Have a pending request wait for one more sub-request."""
+        """Add a sub-request to its request, if the request is still pending."""
         pending = self._open.get(sub_request.request_id)
         if pending is not None:
             pending.sub_requests.append(sub_request)
 
     def close(self, request_id: int) -> tuple[PendingRequest, list[int]]:
-        """Remove a request; returns it, and the requests that came after it."""
+        """Remove a request; return it, and the requests that came after it."""
         followers = []
         for follower in self._followers.pop(request_id, ()):
             other = self._open.get(follower)
@@ -104,14 +104,16 @@ class PendingRequests:
         return self._open.pop(request_id), followers
 
     def expired(self, now: float) -> Iterator[tuple[int, PendingRequest]]:
-        """The requests whose time-out is over; the caller may close others meanwhile."""
+        """Yield the requests whose time-out is over; the caller may close others meanwhile."""
         for request_id, pending in list(self._open.items()):
             if now >= pending.expires_at and request_id in self._open:
                 yield request_id, pending
 
     def wait_on(self, sender: NodeId, now: float) -> None:
-        """Requests that were nudged have their time anew: a server says that workers compute, or
-        the scheduler that a server of some chain is busy."""
+        """Restart the time-outs of patient requests that were nudged and wait for a living member.
+
+        A server reports that workers compute; the scheduler reports that a server is busy.
+        """
         for pending in self._open.values():
             there = sender == SCHEDULER or any(
                 sender in each.parts for each in pending.sub_requests

@@ -12,12 +12,14 @@ from shoal.tables.spec import TableSpec
 
 
 def check_repeats(ops: Sequence[PushOp | PullOp], spec_of: Callable[[str], TableSpec]) -> None:
-    """
+    """Check that operations do not name the rows of a table more often than servers accept.
+
     Args:
         ops: the pushes of an exchange, or its pulls.
+        spec_of: the function that returns the specification of a table.
 
     Raises:
-        InvalidValue: a table is named more often than servers take.
+        InvalidValue: they name the rows of a table more often.
     """
     if len(ops) <= REPEATS_MAX:
         return

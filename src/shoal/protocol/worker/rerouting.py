@@ -16,21 +16,21 @@ from shoal.protocol.worker.server_part import ServerPart, SubRequestPlan
 
 
 def chained(view: View) -> bool:
-    """Whether any rows have replicas."""
+    """Return whether any rows have several replicas."""
     return any(
         len(placement.in_sync) > 1 for placements in view.placements for placement in placements
     )
 
 
 def moved(before: View, view: View) -> bool:
-    """Whether known shards have other in-sync servers now, or any server is gone."""
+    """Return whether known shards have other in-sync servers now, or any server is gone."""
     gone = {member.id for member in before.servers} - {member.id for member in view.servers}
     placements = zip(before.placements, view.placements, strict=False)
     return bool(gone) or any(_ends(old) != _ends(new) for old, new in placements)
 
 
 def joined(before: View, view: View) -> bool:
-    """Whether a server is new, and knows no clocks."""
+    """Return whether a server is new, and knows no clocks."""
     return not {m.id for m in view.servers} <= {m.id for m in before.servers}
 
 
@@ -39,10 +39,10 @@ def _ends(placements: tuple[Placement, ...]) -> list[tuple[KeyRange, tuple[int, 
 
 
 def reroute(in_flight: InFlight, before: View, router: Router, clock: int) -> list[SubRequest]:
-    """Send everything that is not done to the servers that have its rows now; repeat the clock.
+    """Send all open sub-requests to the servers that have their rows now; repeat the clocks.
 
-    A push, advance and pull in one message may have to be split: returns the sub-requests that
-    follow their push now.
+    A push, advance and pull in one message may have to be split. Return the sub-requests that now
+    follow their push.
     """
     parted: list[SubRequest] = []
 
@@ -87,7 +87,7 @@ def tell(in_flight: InFlight, router: Router, clock: int) -> None:
 def _cut(
     server_parts: Iterable[ServerPart], before: View, router: Router, what: str, everybody: bool
 ) -> list[ServerPart]:
-    """Cut parts of an earlier view for the servers of this one."""
+    """Cut parts of an earlier view for the servers of the router's view."""
     pushes: list[PushOp] = []
     pulls: list[PullOp] = []
     for server_part in server_parts:
@@ -100,7 +100,7 @@ def _cut(
 
 
 def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[PullOp]]:
-    """A server's part as push and pull operations."""
+    """Return a server's part as push and pull operations."""
     sent = iter(server_part.buffers)
     answers, outs = iter(server_part.answers), iter(server_part.outs)
     pushes: list[PushOp] = []
@@ -136,7 +136,7 @@ def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[Pull
 
 
 def _views_of(outs: Iterator[memoryview], nbytes: int) -> memoryview | list[memoryview]:
-    """Take the views for so many bytes: one, or one for each row."""
+    """Take the views for `nbytes` bytes: one, or one for each row."""
     views: list[memoryview] = []
     while nbytes > 0 and (view := next(outs, None)) is not None:
         views.append(view)

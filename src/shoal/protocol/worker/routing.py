@@ -64,7 +64,7 @@ class Router:
         self._plans: dict[tuple[object, ...], Plan] = {}
 
     def sub_requests(self, ask: Exchange) -> tuple[SubRequestPlan, ...]:
-        """The sub-requests of an exchange in order: one, or the push and then the rest."""
+        """Return the sub-requests of an exchange in order: one, or the push and then the rest."""
         known: tuple[Router, tuple[SubRequestPlan, ...]] | None = ask.route
         if known is not None and known[0] is self:
             return known[1]
@@ -85,11 +85,12 @@ class Router:
         return SubRequestPlan(plan.pushed, plan.pulled, closing, advances, server_parts)
 
     def rides(self, ask: Exchange) -> bool:
-        """Whether push, advance and pull may be sent in one message per server.
+        """Return whether push, advance and pull may be sent in one message per server.
 
-        Not if the push is applied at the end of its round and there are several servers: all of
-        them have to accept it before one of them learns that the worker has finished the round.
-        Nor if other servers answer the pull (tails) than take the push (heads).
+        They may not if the push assigns rows. They may not if the push is applied at the end of its
+        round, except under BSP with one server: all servers have to accept the push before one of
+        them learns that the worker has finished the round. They may not if the tails that answer
+        the pull are other servers than the heads that take the push.
         """
         if not ask.pushes or not (ask.advance or ask.pulls):
             return True
@@ -111,7 +112,7 @@ class Router:
     def cut(
         self, pushes: Sequence[PushOp], pulls: Sequence[PullOp], everybody: bool
     ) -> tuple[Plan, list[ServerPart]]:
-        """Each server's part; with `everybody` also of servers without any of the rows.
+        """Return the plan and each server's part; with `everybody` also of servers without rows.
 
         Raises:
             InvalidValue: an unknown table, rows that it does not have, or a buffer of another size.
@@ -182,7 +183,7 @@ class Router:
         return buffers
 
     def _unordered(self, op: PushOp | PullOp) -> bool:
-        """Whether several servers have the slots of its keys, and these may be in any order."""
+        """Return whether several servers have the hash slots of keys that are in any order."""
         if op.keys is None or op.ordered:
             return False
         number = self._number(op.table)
@@ -251,7 +252,10 @@ class Router:
         )
 
     def _cuts(self, op: PushOp | PullOp) -> list[tuple[int, KeyRange, int, int, int]]:
-        """(server, rows, first, last, keys); first and last are bytes of values, or key indices."""
+        """Return the cuts of an operation: (server, rows, first, last, keys).
+
+        `first` and `last` are offsets in the bytes of the values, or key indices.
+        """
         number = self._number(op.table)
         size = self._sizes[number]
         spec = self.view.tables[number]
@@ -292,7 +296,7 @@ class Router:
         return cuts
 
     def _route(self, number: int, rows: KeyRange, pushed: bool) -> list[tuple[int, KeyRange]]:
-        """(server, rows) for each shard of `rows`: where pushes go, or pulls are answered."""
+        """Return (server, rows) for each shard of `rows`: the head, or the tail for pulls."""
         route = self._routes.get((number, rows, pushed))
         if route is None:
             spec = self.view.tables[number]
@@ -339,7 +343,7 @@ class Router:
 
 
 def _pushed_keys(pull: PullOp, pushes: Sequence[PushOp], pulls: Sequence[PullOp]) -> bool:
-    """Whether a pull has the keys of its table's only push: the same memory."""
+    """Return whether its table's only pull has the keys of the only push: the same memory."""
     if pull.keys is None:
         return False
     pushed = [push for push in pushes if push.table == pull.table]

@@ -15,8 +15,8 @@ class Sender:
     """Sends sub-requests, and probes of unanswered ones.
 
     Attributes:
-        wakes_at: no probe is due before; it may be earlier than necessary.
-        bytes_pushed: payload bytes sent, without resends.
+        wakes_at: the time before which nothing is due; it may be earlier than necessary.
+        bytes_pushed: the payload bytes sent, without resends.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class Sender:
         self._probe_max_s = probe_max_s
 
     def wake_at(self, at: float) -> None:
-        """Nothing is to be asked before."""
+        """Set the time before which nothing is due."""
         self.wakes_at = at
 
     def wake(self, at: float) -> None:
-        """Something may be to be asked then."""
+        """Bring `wakes_at` forward to this time, if it is later."""
         if at < self.wakes_at:
             self.wakes_at = at
 
@@ -57,7 +57,7 @@ class Sender:
         out.append(Send(theirs.server, self.message(sub_request, part), theirs.buffers))
 
     def message(self, sub_request: SubRequest, part: SubRequestPart) -> Request:
-        """The request for a server, in the current view."""
+        """Return the request for a server, in the current view."""
         ask, server_part = sub_request.ask, part.server_part
         return Request(
             self._session.view_id,
@@ -96,7 +96,7 @@ class Sender:
             self.probe(sub_request, now, out)
 
     def probe_at(self, part: SubRequestPart, at: float) -> None:
-        """Its server could not take it yet: ask again then."""
+        """Plan a probe of a part that its server could not admit yet."""
         part.ask_at(at)
         self.wake(at)
 

@@ -1,4 +1,4 @@
-"""Server parts: what of an exchange goes to one server, and where its answer goes."""
+"""Server parts: the part of an exchange for one server, and the destination of its answer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class ServerPart(msgspec.Struct, frozen=True):
     """One server's part of a sub-request.
 
     Attributes:
-        buffers: pushed keys and values, then the keys of keyed pulls.
-        outs: destinations of pulled rows.
-        nbytes: bytes of `buffers`.
-        nbytes_out: bytes of `outs`, or -1 with `answers`.
-        answers: destinations of answers of any size, in place of `outs`.
-        rates: for each part of the push its learning rate; none at all if no part has one.
+        buffers: the pushed keys and values, then the keys of keyed pulls.
+        outs: the destinations of pulled rows.
+        nbytes: the bytes of `buffers`.
+        nbytes_out: the bytes of `outs`, or -1 with `answers`.
+        answers: the destinations of answers of any size, in place of `outs`.
+        rates: the learning rate of each part of the push; none at all if no part has one.
     """
 
     server: NodeId
@@ -32,7 +32,7 @@ class ServerPart(msgspec.Struct, frozen=True):
     rates: tuple[float | None, ...] = ()
 
     def without_push(self) -> ServerPart:
-        """The same pulls of the same keys, without the pushes."""
+        """Return the same pulls of the same keys, without the pushes."""
         sent, pushed, pulls = iter(self.buffers), {}, []
         for part in self.pushes:
             if part.keys >= 0:
@@ -53,11 +53,11 @@ class ServerPart(msgspec.Struct, frozen=True):
         )
 
     def destination(self, nbytes: int) -> list[memoryview]:
-        """The destination of an answer of `nbytes` bytes."""
+        """Return the destination of an answer of `nbytes` bytes."""
         return [memoryview(bytearray(nbytes))] if self.answers else self.outs
 
     def answered(self, views: list[memoryview]) -> None:
-        """Split an answer that has arrived; each of several answers follows its size."""
+        """Split an arrived answer among `answers`; each of several follows its size."""
         start, several = 0, len(self.answers) > 1
         for answer in self.answers:
             stop = views[0].nbytes
@@ -68,11 +68,11 @@ class ServerPart(msgspec.Struct, frozen=True):
             start = stop
 
     def emptied(self) -> ServerPart:
-        """A part for the same server that pushes and pulls nothing."""
+        """Return a part for the same server that pushes and pulls nothing."""
         return ServerPart(self.server, (), (), (), [], 0, 0)
 
     def without_caller(self, copied: bool) -> ServerPart:
-        """The same push, with copied bytes if `copied`, whose pulls are dropped."""
+        """Return the same part without destinations of pulls, and with copied bytes if `copied`."""
         buffers = self.buffers
         if copied:
             buffers = tuple(memoryview(bytes(each)) for each in buffers)
@@ -83,8 +83,8 @@ class SubRequestPlan(msgspec.Struct, frozen=True):
     """The part of an exchange that is sent together, at most one message per server.
 
     Attributes:
-        pushed: tables that it pushes to.
-        pulled: tables that it pulls from.
+        pushed: the tables that it pushes to.
+        pulled: the tables that it pulls from.
         closing: whether one of the pushes is applied at the end of its round.
         advances: whether it ends the worker's clock.
     """

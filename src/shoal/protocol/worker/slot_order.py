@@ -1,8 +1,8 @@
 """Slot order: keys of a sparse table in the order of their hash slots, to be cut at any of them.
 
-A request to one server has its keys in any order, and nothing is copied for it. Where others have
-some of the slots by the time that it is cut, this is done here. An answer is received row by row
-then, each where the caller wants it.
+A request to a single server has its keys in any order, and nothing is copied for it. If several
+servers have the slots when the request is cut, its keys are put in order here. The answer is then
+received row by row, each row where the caller wants it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def in_slot_order(
     pulls: Sequence[PullOp],
     unordered: Callable[[PushOp | PullOp], bool],
 ) -> tuple[list[PushOp], list[PullOp]]:
-    """Return the operations, those that are `unordered` with their keys in order.
+    """Return the operations, with the keys of the `unordered` ones in order.
 
     A push and a pull that share their keys share them afterwards.
     """
@@ -56,7 +56,7 @@ def in_slot_order(
 
 
 def _rows(buffer: Buffer, order: list[int]) -> list[memoryview]:
-    """Return the views of the rows of a buffer, in that order."""
+    """Return the views of the rows of a buffer, in this order."""
     if isinstance(buffer, list):
         return [buffer[at] for at in order]
     size = buffer.nbytes // max(len(order), 1)

@@ -1,1 +1,1 @@
-"""What a user's training loop does to a model, taken in by `shoal.Optimizer`."""
+"""The changes that a user's training loop makes to a model, as `shoal.Optimizer` finds them."""

@@ -14,13 +14,13 @@ from shoal.errors import InvalidValue
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.pytorch.spreading import spread
 
-Described = Sequence[tuple[str, str]]  # what, and how it is
+Described = Sequence[tuple[str, str]]  # (property, value)
 
 
 def described(
     inner: torch.optim.Optimizer, flat: FlatParams, strategy: str, settings: Mapping[str, Any]
 ) -> Described:
-    """What workers have to have alike: strategy, parameters, and optimizer with its options."""
+    """Return what has to be alike on all workers: strategy, parameters, optimizer and options."""
     found = [("strategy", f"{strategy} {dict(settings)}")]
     for buffer, spans in sorted(flat.spans.items()):
         for number, span in enumerate(spans):
@@ -34,15 +34,15 @@ def described(
 
 
 def agree(told: Described, rank: int, ranks: Sequence[int]) -> Generator[Any, Any, None]:
-    """Compare what all workers describe; all of them take part.
+    """Compare the descriptions of all workers; all of them take part.
 
     Args:
-        told: what this worker has.
-        rank: this worker's rank.
+        told: the description of this worker.
+        rank: the rank of this worker.
         ranks: the ranks of all workers, in order.
 
     Raises:
-        InvalidValue: two workers differ, on all of them.
+        InvalidValue: two workers differ; raised on all workers.
     """
     digest = blake2b(repr(told).encode(), digest_size=8).digest()
     digests = torch.zeros(len(ranks), dtype=torch.int64)
@@ -68,7 +68,7 @@ def check_tables(names: Sequence[str], present: Sequence[str]) -> None:
         present: the tables of this model in the run.
 
     Raises:
-        InvalidValue: another worker has declared others.
+        InvalidValue: another worker has declared other tables.
     """
     if more := sorted({*present} - {*names}):
         raise InvalidValue(
@@ -79,7 +79,7 @@ def check_tables(names: Sequence[str], present: Sequence[str]) -> None:
 
 
 def difference(one: Described, two: Described, first: int, other: int) -> str:
-    """The first difference of what two workers describe."""
+    """Return the first difference between the descriptions of two workers."""
     missing = ("", "missing")
     for mine, theirs in zip_longest(one, two, fillvalue=missing):
         if tuple(mine) != tuple(theirs):

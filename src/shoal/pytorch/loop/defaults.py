@@ -1,4 +1,4 @@
-"""What a run says of its script's optimizers: their strategy, its settings, hyper-parameters."""
+"""A run's settings for its script's optimizers: the strategy, its settings, hyper-parameters."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def choose(
     staleness: int | None,
     settings: Mapping[str, Any] | None,
 ) -> tuple[type[Strategy], dict[str, Any]]:
-    """Return an optimizer's strategy and fields of its `StrategyOptions`.
+    """Return an optimizer's strategy and the fields of its `StrategyOptions`.
 
-    They are what the script says and, where it says nothing, what its run says. The run's
+    The choices of the script count and, where it makes none, those of its run. The run's
     hyper-parameters are set in `inner`.
 
     Args:
-        said: by the run. Its settings and staleness are those of its strategy, so that an optimizer
-            for which the script names another strategy does not get them.
+        said: the choices of the run. Its settings and staleness are those of its strategy, so that
+            an optimizer for which the script names another strategy does not get them.
         inner: the wrapped optimizer.
-        strategy, staleness, settings: by the script; None for what it does not say.
+        strategy, staleness, settings: the choices of the script; None where it makes none.
 
     Raises:
         UnknownName: no such strategy, or no such hyper-parameter.
@@ -68,7 +68,7 @@ def set_hyperparameters(optimizer: torch.optim.Optimizer, given: Mapping[str, An
     Raises:
         UnknownName: the optimizer has no such argument.
         InvalidValue: a value of the wrong type or out of its range, or all groups set their own.
-        UsageError: a learning-rate scheduler was made before, which has the rate to begin with.
+        UsageError: a learning-rate scheduler was made before, and has the initial rate.
     """
     before, kind = dict(optimizer.defaults), type(optimizer).__name__
     values: dict[str, Any] = {}
@@ -101,10 +101,10 @@ def set_hyperparameters(optimizer: torch.optim.Optimizer, given: Mapping[str, An
 
 
 def _as(before: Any, value: Any, what: str) -> Any:
-    """A value as the optimizer takes it, which has had another one before.
+    """Return a value in the form of the optimizer's former value.
 
     Raises:
-        InvalidValue: it is of another type.
+        InvalidValue: the value is of another type.
     """
     if isinstance(before, Tensor) and _is_number(value):
         return torch.full_like(before, value)
@@ -127,10 +127,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_range(optimizer: torch.optim.Optimizer, values: Mapping[str, Any]) -> None:
-    """Have torch look at the values, as it does when such an optimizer is made.
+    """Have torch check the values, as it does when such an optimizer is made.
 
     Raises:
-        InvalidValue: it refuses them.
+        InvalidValue: torch refuses them.
     """
     kind: Any = type(optimizer)
     if not values or kind.__module__.partition(".")[0] != "torch":

@@ -48,7 +48,7 @@ class FixedHyperparameters:
         """Refuse a loaded state with other hyper-parameters than servers have.
 
         Raises:
-            InvalidValue: it has.
+            InvalidValue: a hyper-parameter differs.
         """
         for before, group in zip(self._before, groups, strict=True):
             for name, value in before.items():
@@ -60,7 +60,7 @@ class FixedHyperparameters:
 
 
 def norm_for(strategy: Strategy, clip_norm: float | None) -> float | None:
-    """The largest norm of the mean gradient, if a worker has that gradient to clip it.
+    """Return `clip_norm`, if workers have the gradient that it clips.
 
     Raises:
         InvalidValue: servers average the gradients of several workers, or the norm is not above 0.

@@ -25,7 +25,8 @@ class LoopModel(FlatParams):
     """The `Model` of a user's training loop, which has computed the gradients before a step.
 
     Between two steps the loop may write to parameters, replace their memory, and freeze them or
-    not. `look` finds that, takes it in, and says which parameters have other values now.
+    not. `look` finds these changes, copies replaced memory to the flat buffers, and says which
+    parameters have other values now.
 
     Args:
         groups: the parameter groups of a torch optimizer.
@@ -46,7 +47,7 @@ class LoopModel(FlatParams):
         return nan, self.weight
 
     def settle(self) -> None:
-        """Take what the parameters are now for what the last step has made of them."""
+        """Note the parameters as they are now, as the result of the last step."""
         self._versions = list(map(_VERSION, self.parameters))
         self._watch.begin()
 
@@ -54,10 +55,11 @@ class LoopModel(FlatParams):
         """Look for NaNs and infinities in the gradients that were collected.
 
         Args:
-            policy: "reject" refuses them, "zero" replaces them by 0, "allow" does not look.
+            policy: the policy: "reject" refuses them, "zero" replaces them by 0, "allow" does not
+                look.
 
         Raises:
-            NotFinite: there is one, which "reject" refuses.
+            NotFinite: there is one, and the policy is "reject".
         """
         for gradients in self.grads.values() if policy != "allow" else ():
             if isfinite(gradients.sum()) or bool(gradients.isfinite().all()):
@@ -72,7 +74,7 @@ class LoopModel(FlatParams):
             gradients.nan_to_num_(0.0, 0.0, 0.0)
 
     def look(self) -> Written:
-        """Take in what the loop has done since `settle`; return the parameters it has written to.
+        """Find the changes since `settle`, and return the parameters that the loop has written to.
 
         Raises:
             UsageError: a parameter cannot be trained as it is now: its shape, dtype or device has
@@ -101,7 +103,7 @@ class LoopModel(FlatParams):
     def _take_back(self) -> set[int]:
         """Copy parameters whose memory was replaced into their places, and make them views again.
 
-        Returns the numbers of the places whose values are others now.
+        Return the numbers of the places whose values have changed.
         """
         moved = []
         for number, place in enumerate(self.places):
@@ -140,7 +142,7 @@ class LoopModel(FlatParams):
             )
 
     def _reattached(self, place: Place) -> Place:
-        """The same place, with its gradient in the flat buffer if that was replaced as well."""
+        """Return the place, with its gradient in the flat buffer again if that was replaced."""
         start = self.grads[place.buffer].data_ptr()
         if place.grad.data_ptr() == start + place.rows.start * place.grad.element_size():
             return place

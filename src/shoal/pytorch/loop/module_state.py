@@ -43,7 +43,7 @@ def broadcast(module: torch.nn.Module, context: Context | None = None) -> None:
 
 
 def spread_bits(tensors: Iterable[Tensor], writes: bool) -> Generator[Any, Any, None]:
-    """Replace tensors by those of the worker that `writes`, by a sum to which others add zeros."""
+    """Replace tensors by those of the worker that `writes`: a sum to which others add zeros."""
     for each in tensors:
         if not each.numel():
             continue
@@ -59,13 +59,14 @@ class ModuleState:
     """The tensors of a module that its optimizer does not train.
 
     Args:
-        module: the module; None for none.
+        module: the module, or None.
         flat: the parameters that are trained.
-        buffers: what `unify` does with buffers: "rank0" spreads those of the worker of the lowest
-            rank, "mean" takes the mean of those with floating-point numbers, "local" leaves them.
+        buffers: the treatment of buffers by `unify`: "rank0" spreads those of the worker of the
+            lowest rank, "mean" takes the mean of those with floating-point numbers and spreads the
+            others, "local" leaves them.
 
     Raises:
-        InvalidValue: another word for `buffers`.
+        InvalidValue: `buffers` is another word.
     """
 
     def __init__(self, module: torch.nn.Module | None, flat: FlatParams, buffers: Buffers) -> None:
@@ -82,7 +83,7 @@ class ModuleState:
         yield from spread_bits([*self._others, *self._buffers()], writes)
 
     def unify(self, writes: bool) -> Generator[Any, Any, None]:
-        """Make the buffers of all workers the same; all workers take part."""
+        """Make the buffers of all workers the same, unless they are "local"; all take part."""
         buffers = self._buffers() if self._how != "local" else []
         mean = [b for b in buffers if self._how == "mean" and b.is_floating_point() and b.numel()]
         for each in mean:

@@ -22,14 +22,14 @@ from shoal.strategies.reduction import AveragesGradients
 
 @dataclass(frozen=True)
 class SharedTraining:
-    """The programs of all workers, which each of them runs at the same point of its script.
+    """The programs that all workers run together, each at the same point of its script.
 
     Attributes:
-        context: this worker's part in the run.
+        context: the membership of this worker in the run.
         inner: the wrapped torch optimizer.
-        model: the parameters that it trains.
-        strategy: how workers exchange them.
-        state: where the optimizer's state is.
+        model: the parameters that the optimizer trains.
+        strategy: the strategy by which workers exchange them.
+        state: the state of the optimizer, on servers or on workers.
         others: the module's other tensors.
     """
 
@@ -42,11 +42,11 @@ class SharedTraining:
 
     @property
     def in_step(self) -> bool:
-        """Whether all workers take part in each exchange, without servers that would miss one."""
+        """Whether all workers take every exchange together, without servers."""
         return bool(self.strategy.traits.in_step and not self.strategy.traits.uses_servers)
 
     def begin(self) -> Generator[Any, Any, None]:
-        """Compare what all have, declare the tables, and spread parameters and state."""
+        """Compare descriptions, declare the tables, and spread the parameters and the state."""
         context, client = self.context, self.context.client
         if not self.strategy.traits.uses_servers:
             name, settings = self.strategy.name, self.strategy.options.settings
@@ -64,11 +64,11 @@ class SharedTraining:
         names, prefix = [spec.name for spec in specs], f"{self.strategy.options.prefix}."
         present = [spec.name for spec in client.view.tables if spec.name.startswith(prefix)]
         check_tables(names, present if specs else ())  # all workers have declared theirs by now
-        if not context.tables_before:  # or the others have begun long ago
+        if not context.tables_before:  # otherwise the others began long ago
             yield from self.others.begin(self._writes)
 
     def settle(self) -> Generator[Any, Any, None]:
-        """Exchange what is left, so that all workers have the same parameters and buffers."""
+        """Exchange the remaining steps, and make parameters and buffers the same on all workers."""
         yield from self.strategy.settle(self.model)
         if self.in_step:
             steps = yield from self.accompany()
@@ -91,7 +91,7 @@ class SharedTraining:
     def accompany(self) -> Generator[Any, Any, int]:
         """Take part in the others' steps without data, until all workers have come here.
 
-        Returns the number of steps that have changed this worker's parameters.
+        Return the number of steps that have changed this worker's parameters.
         """
         steps = 0
         while True:
@@ -101,7 +101,7 @@ class SharedTraining:
             steps += 1
 
     def _catch_up(self, steps: int) -> Generator[Any, Any, None]:
-        """Take the state of a worker that has taken all steps itself, if any has not.
+        """Take the state of a worker that took all steps itself, if any worker did not.
 
         A worker without data may have a rate of its own, because its scheduler stands still.
         """
@@ -121,7 +121,7 @@ class SharedTraining:
         return self.context.client.rank == self.context.client.first_rank
 
     def _writer(self, tables: Iterable[str]) -> int:
-        """The rank with which this worker begins: 0 writes its parameters, -1 never writes."""
+        """Return the rank with which this worker begins: 0 writes parameters, -1 never does."""
         context, client, tables = self.context, self.context.client, list(tables)
         if any(client.table(name).group != client.options.group for name in tables):
             return -1  # another group trains these tables

@@ -1,11 +1,11 @@
-"""Watches: what a training loop writes to parameters between two steps.
+"""Watches: which parameters a training loop writes to between two steps.
 
 torch counts writes to a tensor in its version, but not those to `p.data` or to the array of
 `p.detach().numpy()`, which share its memory under a version of their own. So once a parameter is
-watched, reading its `data` and calling its `detach` first notes what its values are, to compare
-them later; setting `data` is noted as well. For that both are defined anew on `torch.nn.Parameter`,
-where other parameters find what they found before. No step looks at the values of a parameter whose
-memory nobody has asked for.
+watched, reading its `data` and calling its `detach` first notes its values, to compare them later;
+setting `data` is noted as well. For that, both are redefined on `torch.nn.Parameter`; parameters
+that are not watched behave as before. No step looks at the values of a parameter whose memory
+nobody has asked for.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ set_data: Callable[[Tensor, Tensor], None] = _BASE.data.__set__
 
 
 class Watch:
-    """What became of the memory of some parameters since `begin`. It ends with its owner.
+    """A record of the changes to the memory of some parameters since `begin`.
+
+    A watch ends when its owner drops it.
 
     Args:
-        parameters: what to watch.
+        parameters: the parameters to watch.
 
     Attributes:
-        replaced: numbers of the parameters whose `data` was set.
+        replaced: the numbers of the parameters whose `data` was set.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -67,7 +69,7 @@ class Watch:
         self.replaced.add(self._numbers[id(parameter)])
 
     def written(self) -> set[int]:
-        """The numbers of the parameters whose values have changed since their memory was lent."""
+        """Return the numbers of the parameters whose values changed since their memory was lent."""
         return {
             number
             for number, before in self._before.items()
@@ -80,7 +82,7 @@ _watches: dict[int, tuple[ref[nn.Parameter], WeakSet[Watch]]] = {}
 
 
 def _forget(number: int, parameter: ref[nn.Parameter]) -> None:
-    """Drop a parameter that is no more, unless another one has its id already."""
+    """Drop a parameter that was freed, unless another one has its id already."""
     if number in _watches and _watches[number][0] is parameter:
         del _watches[number]
 
@@ -117,7 +119,7 @@ def _watches_of(parameter: Tensor) -> Iterable[Watch]:
 
 
 def noted(values: Tensor) -> Tensor:
-    """The bytes of values; of many, two kinds of sums in which each place has a weight."""
+    """Return the bytes of values or, if there are many, sums over their rows and columns."""
     data = values.reshape(-1).view(torch.uint8)
     if values.numel() < SMALL:
         return data.clone()
@@ -130,5 +132,5 @@ def noted(values: Tensor) -> Tensor:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one shape and dtype have the same values, NaNs included."""
+    """Return whether two tensors of one shape and dtype have the same bits."""
     return torch.equal(*(each.reshape(-1).view(torch.uint8) for each in (one, other)))

@@ -25,7 +25,7 @@ class Cuts:
         self._saved: defaultdict[int, dict[tuple[str, int], Save]] = defaultdict(dict)
 
     def add(self, save: Save, logged: int) -> None:
-        """Take in a file, at the time when the lease log has so many entries."""
+        """Add a file that was written when the lease log had `logged` entries."""
         self._logged[save.clock] = logged
         if save.spec.group:
             raise violated("cut", f"{save.spec.name} uses other clocks than checkpoints")
@@ -36,11 +36,11 @@ class Cuts:
         self._saved[save.clock][key] = save
 
     def check(self, incarnations: int, acknowledged: Mapping[int, int], atomic: bool) -> int:
-        """`cut`: every file of a clock has all rounds below it, and no later one.
+        """Check `cut`: every file of a clock has all rounds below it, and no later one.
 
         Return the number of complete checkpoints.
 
-        incarnations:  number of keys of a clock in the ledger
+        incarnations:  the number of keys of a clock in the ledger
         acknowledged:  the clock of each acknowledged push
         atomic:        whether no push can be on some servers only
         """
@@ -68,9 +68,9 @@ class Cuts:
         return found
 
     def check_planned(self, planned: Collection[int]) -> int:
-        """`planned`: a checkpoint that was asked for is complete, where no server came or went.
+        """Check `planned`: a checkpoint that was asked for is complete, if no server came or went.
 
-        Return their number.
+        Return the number of these checkpoints.
         """
         for clock in planned:
             parts = [each for (name, _), each in self._saved[clock].items() if name == "stamp"]
@@ -79,12 +79,12 @@ class Cuts:
         return len(planned)
 
     def check_leases(self, entries: Sequence[LogEntry], unsure: set[int]) -> int:
-        """`lease log`: a checkpoint has the batches that the lease log says were done by its clock,
-        and no others, as the log was when the checkpoint was written: both may be all that is left.
+        """Check `lease log`: a checkpoint has just the batches done by its clock, as the log says.
 
+        The log counts as it was when the checkpoint was written: both may be all that is left.
         Return the number of checkpoints.
 
-        unsure:  batches whose push may be lost, or count though it has failed
+        unsure:  the batches whose push may be lost, or may count although it has failed
         """
         found = 0
         for clock, saved in sorted(self._saved.items()):

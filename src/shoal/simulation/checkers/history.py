@@ -1,7 +1,7 @@
 """Checkers of the history of a run, called while it runs.
 
-Each checker has a name, and `Violation` carries it: so a test can show that a planted bug is found
-by the checker that it is for.
+Each checker has a name, which `Violation` carries, so that a test can show that a planted bug is
+found by the right checker.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def violated(checker: str, message: str) -> Violation:
 
 
 def check_tiling(view: View) -> None:
-    """`tiling`: shards cover each table once, in whole fragments, on chains of members."""
+    """Check `tiling`: shards cover each table once, in whole fragments, on chains of members."""
     ranks = {member.rank for member in view.servers}
     for spec, placements in zip(view.tables, view.placements, strict=True):
         held = [placement.rows for placement in placements]
@@ -72,10 +72,10 @@ class Ledger:
     The keys of a clock are next to each other, so that a worker comes to all fragments in turn.
 
     intended:      the clock of each push that was requested, by key
-    acknowledged:  keys of pushes that resolved without an error
-    failed:        keys of pushes that resolved with an error: their outcome is unknown
-    crashed:       incarnations of workers that have crashed
-    seen:          keys that a worker has read as 1
+    acknowledged:  the keys of pushes that resolved without an error
+    failed:        the keys of pushes that resolved with an error: their outcome is unknown
+    crashed:       the incarnations of workers that have crashed
+    seen:          the keys that a worker has read as 1
     """
 
     def __init__(self, consistency: Consistency, clocks: int, incarnations: int) -> None:
@@ -92,7 +92,7 @@ class Ledger:
         return clock * self.incarnations + incarnation
 
     def check_read(self, incarnation: int, clock: int, values: np.ndarray) -> None:
-        """`freshness`, `own writes` and `exactly once`, for a read at `clock` that was answered.
+        """Check `freshness`, `own writes` and `exactly once` for an answered read at `clock`.
 
         values:  the value of each key; negative if it was not read
         """
@@ -112,7 +112,7 @@ class Ledger:
                 continue
             if self.consistency.name == "asp" or at >= bound or values[key] != 0:
                 continue
-            late = self.consistency.closes is not None  # it may come too late for its round
+            late = self.consistency.closes is not None  # pushes may miss their rounds
             uncertain = owner in self.crashed or key in self.failed or late
             if key in self.acknowledged or not uncertain:
                 reader = f"worker {incarnation} reads at clock {clock}"
@@ -120,9 +120,9 @@ class Ledger:
                 raise violated("freshness", f"{reader} and misses {push}")
 
     def check_visit(self, values: Mapping[int, float], known: Collection[int]) -> None:
-        """`freshness` and `exactly once` of a read that waits for no clock.
+        """Check `freshness` and `exactly once` for a read that waits for no clock.
 
-        known:  pushes that were acknowledged before the read was requested
+        known:  the pushes that were acknowledged before the read was requested
         """
         for key, value in values.items():
             if value not in (0, 1) or (value and key not in self.intended):
@@ -131,7 +131,7 @@ class Ledger:
                 raise violated("freshness", f"a visitor misses the acknowledged push {key}")
 
     def check_departed(self, values: np.ndarray, departed: Mapping[int, int]) -> None:
-        """`departed`: a worker that has left counts in the rounds below its last clock only.
+        """Check `departed`: a worker that left counts in the rounds below its last clock only.
 
         departed:  the last clock of each departed incarnation
         """
@@ -142,7 +142,7 @@ class Ledger:
                     raise violated("departed", f"the rows have a dead worker's {text}")
 
     def check_end(self, values: np.ndarray) -> None:
-        """`lost`, `exactly once`: acknowledged keys read 1, intended ones 0 or 1, others 0.
+        """Check `lost`, `exactly once`: acknowledged keys read 1, intended ones 0 or 1, others 0.
 
         `vanished`: a value that was read is still there, except under `asp`, where the head
         answers before its push is replicated. Rows that have no replica left are NaN.
@@ -161,7 +161,7 @@ class Ledger:
 
 
 def check_untorn(values: np.ndarray, fragment_rows: int) -> None:
-    """`torn`: every push adds one number to a whole fragment, so all its rows are equal."""
+    """Check `torn`: every push adds one number to a whole fragment, so all its rows are equal."""
     for start in range(0, len(values), fragment_rows):
         part = values[start : start + fragment_rows]
         if not (part == part[0]).all():
@@ -169,19 +169,19 @@ def check_untorn(values: np.ndarray, fragment_rows: int) -> None:
 
 
 def check_not_refused(outcome: Outcome) -> None:
-    """`invariant`: requests of simulated workers may fail, but are never refused as invalid."""
+    """Check `invariant`: requests of simulated workers may fail, but are not refused as invalid."""
     if isinstance(outcome.error, InvalidValue):
         raise violated("invariant", f"a valid request is refused: {outcome.error.message}")
 
 
 def check_canary(buffer: np.ndarray, canary: float) -> None:
-    """`late pull`: no rows arrive in a buffer whose pull was given up."""
+    """Check `late pull`: no rows arrive in a buffer whose pull was abandoned."""
     if not (buffer == canary).all():
         raise violated("late pull", "rows landed in a buffer whose pull had timed out")
 
 
 def check_groups(before: View | None, view: View) -> None:
-    """`group`: a worker group begins only when it is complete."""
+    """Check `group`: a worker group begins only when it is complete."""
     begun = {member.group for member in before.workers} if before is not None else set()
     for group in {m.group for m in view.workers if m.group} - begun:
         members = view.group(group)
@@ -208,8 +208,8 @@ class Views:
         self._adopted: dict[ViewId, NodeId] = {}  # by view: the first member that adopted it
         self._view_of: dict[NodeId, ViewId] = {}
         self._at_promise: dict[ViewId, dict[NodeId, ViewId]] = {}  # by promised view
-        self._void: list[tuple[ViewId, ViewId]] = []  # the views in which servers continued, to
-        #     which view they had refused
+        self._void: list[tuple[ViewId, ViewId]] = []  # the views in which servers continued, and
+        #     the last views that they had refused
 
     def made(self, view: View) -> None:
         """Check a new view of the scheduler."""
@@ -226,7 +226,7 @@ class Views:
         self._check_void()
 
     def offered(self, view: ViewId, before: ViewId) -> None:
-        """Check which view the scheduler has made a view of."""
+        """Check the view from which the scheduler has made a new one."""
         for node, had in self._at_promise.get(view, {}).items():
             if had > before:
                 text = f"{view} is made of {before}, and {node} was in {had} when it promised it"
@@ -235,8 +235,8 @@ class Views:
     def thawed(self, node: NodeId, view: ViewId, refused: ViewId, rows: bool) -> None:
         """Check that a server may continue in a view, and take back its promise.
 
-        rows:  whether the view has any: without all of its servers the run ends then, and else it
-               goes on with other servers, which had no part in the refusal
+        rows:  whether the view has any rows. If so, the run ends without all of its servers; if
+               not, it goes on with other servers, which had no part in the refusal
         """
         self._promised.pop(node, None)
         if rows:
@@ -311,7 +311,9 @@ class Durability:
 
 
 def check_waiting(node: NodeId, machine: ServerMachine) -> None:
-    """`forgotten`: a pull with the outcome "waiting" is in the wait queue, with rows and a reason.
+    """Check `forgotten`: each pull recorded as "waiting" is in the wait queue, with a reason.
+
+    The server still has the rows that it reads.
 
     `visitor`: a pull that reads only tables of other groups does not wait.
     """
@@ -332,14 +334,14 @@ def check_waiting(node: NodeId, machine: ServerMachine) -> None:
             raise violated("forgotten", text)
         groups = {replicas[number].group for number in pulled}
         waits = admitted.request.pushes or not admitted.log.complete(admitted.request.seq)
-        # a frozen server looks again at who has read its answers when it goes on
+        # a frozen server checks which workers have read its answers only when it goes on
         waits = waits or machine.frozen or machine.requests.wait_queue.is_full(admitted.sender)
         if not waits and admitted.log.group not in groups:
             raise violated("visitor", f"{node} lets a pull of another group's tables wait")
 
 
 def check_served(node: NodeId, machine: ServerMachine, pulls: Sequence[Named]) -> None:
-    """`unreplicated`: a pull returns only what all replicas have, except under `asp`."""
+    """Check `unreplicated`: a pull returns only what all replicas have, except under `asp`."""
     for number, _, _ in pulls:
         replica = machine.state.replicas[number]
         spec = replica.shard.spec
@@ -350,7 +352,7 @@ def check_served(node: NodeId, machine: ServerMachine, pulls: Sequence[Named]) -
 
 
 def check_one_round(shards: Sequence[np.ndarray]) -> None:
-    """`split round`: under BSP a push counts on every server or on none."""
+    """Check `split round`: under BSP a push counts on every server or on none."""
     numbers = sorted({float(value) for shard in shards for value in shard.ravel()})
     if len(numbers) > 1:
         raise violated("split round", f"the servers' stamps differ: {numbers}")

@@ -15,9 +15,9 @@ USES = (
 
 
 def watch(shard: ShardStore, at_work: Callable[[], bool]) -> ShardStore:
-    """Return the shard, which only long work may use while it is lent.
+    """Return the shard with a check that only long work uses it while it is lent.
 
-    at_work:  whether that work is being done
+    at_work:  whether long work is being done
     """
     for name in USES:
         if hasattr(shard, name):

@@ -1,7 +1,7 @@
 """`payload`: what a machine uses of a payload is what was sent.
 
-Buffers are lent to a message until it has arrived. Whoever takes them back earlier has to detach
-them, or to close the connection: else the message brings whatever they hold later.
+Buffers are lent to a message until it has arrived. A sender that takes them back earlier has to
+detach them, or to close the connection; otherwise the message brings what they hold later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.simulation.checkers.history import Violation, violated
 
 
 def evidence(machine: Machine, sender: NodeId, message: Message) -> Hashable:
-    """Return what changes in a machine when it uses a payload; None if nothing tells."""
+    """Return the state of a machine that changes when it uses a payload; None if there is none."""
     if isinstance(machine, WorkerMachine):
         return machine.bytes_pulled if isinstance(message, Reply) else None
     if not isinstance(machine, ServerMachine):

@@ -21,7 +21,7 @@ SLACK_S = 1e-9
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """A round that was merged into a fragment: its clock and workers, and the version it made."""
+    """A round that was merged into a fragment: its clock, its workers, and the version it made."""
 
     version: int
     clock: int
@@ -29,22 +29,22 @@ class Merged(msgspec.Struct, frozen=True):
 
 
 class ClosedRounds:
-    """Which rounds are in the rows of each fragment, as its heads have closed them.
+    """The rounds that are in the rows of each fragment, as its heads have closed them.
 
     A head that is replaced may have closed rounds that nobody else has. So records above the
-    version that a new head begins with are dropped, and so is what a former head does later.
+    version that a new head begins with are dropped, and the later closes of a former head as well.
     """
 
     def __init__(self, quorum: Quorum) -> None:
         self._quorum = quorum
         self._merged: dict[Fragment, list[Merged]] = {}
         self._views: dict[Fragment, ViewId] = {}
-        # by server, (since when, clock that the quorum has passed), ever and in the current view
+        # by server, (time, clock that the quorum has passed then), ever and in the current view
         self._passed: dict[int, list[tuple[float, int]]] = {}
         self._since: dict[int, list[tuple[float, int]]] = {}
 
     def adopted(self, machine: ServerMachine) -> None:
-        """A server adopts a view: it may become the head of some fragments."""
+        """Note that a server adopts a view: it may become the head of some fragments."""
         self._since.pop(machine.session.incarnation, None)
         view = machine.session.view_id
         for replica in machine.state.replicas.values():
@@ -56,7 +56,7 @@ class ClosedRounds:
                         self._merged[fragment] = [m for m in merged if m.version <= replica.version]
 
     def closed(self, machine: ServerMachine, note: Note, now: float) -> None:
-        """`quorum`: a round closes when enough workers have passed it, for long enough.
+        """Check `quorum`: a round closes when enough workers have passed it, for long enough.
 
         `rounds`: each fragment takes each round once, and in order.
         """
@@ -79,7 +79,10 @@ class ClosedRounds:
                 merged.append(Merged(version, clock, workers))
 
     def look(self, machine: ServerMachine, now: float) -> None:
-        """`held up`: no server leaves a round open for longer, unless its next event is due."""
+        """Check `held up`: no server keeps a round open for longer than the grace window.
+
+        A server whose next tick is due may still close the round then.
+        """
         if machine.frozen or machine.suspended or machine.session.view is None:
             return
         self._look(machine, now)
@@ -92,7 +95,7 @@ class ClosedRounds:
                 raise violated("held up", f"{machine.session.name} has closed {text}")
 
     def _look(self, machine: ServerMachine, now: float) -> None:
-        """Note since when, here and in this view, the quorum has passed which clock."""
+        """Note the time at which the quorum has passed a new clock, ever and in this view."""
         clocks = machine.state.clocks.of("")
         at_work = sorted((at for _, at in clocks.items() if at < FOREVER), reverse=True)
         for passed in (self._passed, self._since):
@@ -102,7 +105,7 @@ class ClosedRounds:
                     known.append((now, clock))
 
     def of(self, table: str, first: int) -> list[Merged]:
-        """The rounds in the rows of a fragment."""
+        """Return the rounds in the rows of a fragment."""
         return self._merged.get((table, first), [])
 
 

@@ -15,14 +15,14 @@ from shoal.simulation.world import World
 
 OF_STREAMS = ("blackhole", "mute connection", "hang connects")  # only where links are streams
 ENVIRONMENT = ("refuse memory", "fill disk", "slow disk", "power loss", "sync fails", *OF_STREAMS)
-REPLACED_S = (0.6, 2.4)  # until a connection is replaced whose packets vanish
+REPLACED_S = (0.6, 2.4)  # until a connection whose packets vanish is replaced
 
 
 class EnvironmentFaults:
-    """Injects them.
+    """Injects the faults of the environment.
 
     count:  called with the name of each fault
-    crash_scheduler:  crashes the scheduler and starts it again; with whether its peers are told
+    restart_scheduler:  called to start the scheduler again after a crash
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class EnvironmentFaults:
         disk.full_until = disk.slow_until = 0.0
 
     def inject(self, what: str, names: Sequence[NodeId], until: float) -> None:
-        """Inject a fault that lasts until then."""
+        """Inject a fault; one of a disk or of memory lasts until `until` or somewhat longer."""
         world, random = self._world, self._random
         disk = world.nodes[SCHEDULER].disk
         match what:
@@ -86,7 +86,7 @@ class EnvironmentFaults:
         self._count(what)
 
     def fails_to_sync(self, sim: SimNode, effect: object) -> bool:
-        """Return whether the scheduler ends at a write: whether it is on the disk is unknown."""
+        """Return whether the scheduler ends at a write, which may or may not be on the disk."""
         if not self._sync_fails or sim.node != SCHEDULER:
             return False
         if not isinstance(effect, Persist | Append):

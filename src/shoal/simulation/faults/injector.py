@@ -24,10 +24,10 @@ from shoal.simulation.faults.server_deaths import ABOUT_TO, ServerDeaths
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
-RECORDS_BEFORE = (0, 0, 0, 1, 2)  # of its handler, before the one at which the scheduler crashes
+RECORDS_BEFORE = (0, 0, 0, 1, 2)  # of a handler, before the one at which the scheduler crashes
 EXITS = 0.3  # chance of each effect to be the one before which a process ends
 PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
-UNANSWERED, BEREFT = 0.5, 0.5  # shares of joins and leaves
+UNANSWERED, BEREFT = 0.5, 0.5  # shares of joins and leaves: with late answers, with a crash
 UNHEARD, UNHEARD_S = 0.5, 0.5  # share of adopted views; how long the scheduler is cut off
 BEREFT_S = 1.5  # at least, between two workers that crash as rows move
 UNNOTICED_S = 1.5  # the death of a worker is noticed later
@@ -46,7 +46,7 @@ class PendingFault(msgspec.Struct):
 class FaultInjector:
     """Draws and injects the faults of one seed.
 
-    counts:  how often each fault was injected
+    counts:  the number of times that each fault was injected
     healed:  whether all faults have ended
     """
 
@@ -65,7 +65,7 @@ class FaultInjector:
         self._pending: list[PendingFault] = []
         self._at_persist = ""  # "before" or "after": the scheduler is to crash there
         self._records_before = 0
-        self._handler, self._records = 0, 0  # of the scheduler, and what it has written so far
+        self._handler, self._records = 0, 0  # the scheduler's handler, and what it has written
         self._in_payload = False  # a worker is to crash half-way through a payload
         self._breaks_payload = False  # a connection is to break half-way through a payload
         self._in_advance = False  # a worker is to crash between two sends of an advance
@@ -121,7 +121,7 @@ class FaultInjector:
         self._world.network.heal()
 
     def look(self) -> None:
-        """After an event, inject the pending faults whose phase has come."""
+        """Inject the pending faults whose phase has come, or whose wait for it is over."""
         if self._world.events % 8 == 0:
             self.deaths.look()
         if not self._pending:
@@ -209,7 +209,7 @@ class FaultInjector:
                     self._cluster.send_away(random.choice(servers))
 
     def _exit(self, what: str, names: list[NodeId]) -> None:
-        """End a process in the middle of its next event, as an error does that it has not expected.
+        """Have a process end in the middle of its next event, as an unexpected error ends it.
 
         Its connections are closed at once, and it is started again.
         """
@@ -284,7 +284,7 @@ class FaultInjector:
         return True
 
     def _ends(self, node: NodeId) -> bool:
-        """Have a process end now."""
+        """Have a process end now; return False if its group cannot continue without it."""
         self._exits = ""
         if node != SCHEDULER and not self._may_lose(node):
             return False
@@ -297,9 +297,9 @@ class FaultInjector:
         return True
 
     def adopted(self, view: ViewId) -> None:
-        """As a server adopts the scheduler's next view, perhaps cut the scheduler off.
+        """Perhaps cut the scheduler off, as a server adopts its next view.
 
-        So it does not hear of that, and makes another view meanwhile.
+        The scheduler then does not hear of that, and makes another view meanwhile.
         """
         known = self._cluster.view
         if self.healed or known is None or view <= known.id or self._world.now < self._unheard_at:
@@ -310,7 +310,7 @@ class FaultInjector:
             self.count("scheduler cut off as its view is adopted")
 
     def _as_rows_move(self) -> None:
-        """While rows are about to move, perhaps delay answers, and crash a worker."""
+        """Perhaps delay answers, and crash a worker, while rows are about to move."""
         if self.healed:
             return
         if self._aside.random() < UNANSWERED:
@@ -343,7 +343,7 @@ class FaultInjector:
     def _cut_short(self, source: NodeId, target: NodeId, message: Message) -> bool:
         """Return whether a worker crashes half-way through its payload.
 
-        Or its connection breaks there, and rows move before it can send again.
+        Its connection may also break there, and rows move before it can send again.
         """
         if self._breaks_payload and isinstance(message, Request) and message.pushes:
             self._breaks_payload = False
@@ -369,7 +369,7 @@ class FaultInjector:
         self._with_a_server()
 
     def _with_a_server(self) -> None:
-        """Perhaps crash a server too, before a worker's death is noticed: one view has both."""
+        """Perhaps crash a server as well before a worker's death is noticed: one view has both."""
         if self._replicated and self._aside.random() < WITH_A_SERVER:
             at = self._world.now + UNNOTICED_S * self._aside.random()
             self._world.at(at, lambda: self.deaths.kill_another(True, ""))

@@ -34,7 +34,7 @@ LASTING = (
     "hang server",
     "kill server",
 )
-BY_PHASE = ("exit scheduler", "exit worker", *ENVIRONMENT)  # their phases are shown as well
+BY_PHASE = ("exit scheduler", "exit worker", *ENVIRONMENT)  # counted by phase as well
 MOVES = (
     "join server",
     "leave server",

@@ -9,7 +9,7 @@ from shoal.protocol.views import NodeId
 from shoal.simulation.cluster import HANG_S, SILENCE_S
 from shoal.simulation.world import World
 
-STOPS_APART_S = 9.0  # after this time sole replicas are given up
+STOPS_APART_S = 9.0  # after this time sole replicas are abandoned
 DEAD_S = 3.2  # a member that is separated for this long is declared dead
 BUSY_S = 3.8  # at most: a loop that makes no turn for longer is hung
 HUNG_S = HANG_S + DEAD_S  # a member whose loop hangs for this long is declared dead
@@ -18,7 +18,7 @@ HUNG_S = HANG_S + DEAD_S  # a member whose loop hangs for this long is declared 
 class Pauses:
     """Stops nodes, and lets them continue.
 
-    may_lose:  whether a worker's group can continue without it
+    may_lose:  whether the group of a given worker can continue without it
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Pauses:
             self._world.pause(self._aside.choice(names), self._world.now + seconds)
 
     def be_busy(self, what: str, names: list[NodeId]) -> None:
-        """Have a node's loop make no turn, for a short time or for longer than silence."""
+        """Have a node's loop make no turn, for a short time or for longer than `SILENCE_S`."""
         least = DEAD_S if self._aside.random() < 0.5 else 0.1
         if names:
             seconds = least + (BUSY_S - least) * self._aside.random()
@@ -54,7 +54,7 @@ class Pauses:
             self._world.pause(self._aside.choice(names), self._world.now + seconds, busy=True)
 
     def stop_for_long(self, what: str, names: list[NodeId]) -> None:
-        """Stop a node for so long that it is declared dead, and continues after that."""
+        """Stop a node for so long that it is declared dead before it continues."""
         random, now = self._relentless, self._world.now
         of_server, hangs = what.split()[1] == "server", what == "hang server"
         if of_server and now < self._stopped_at + STOPS_APART_S:

@@ -31,7 +31,7 @@ FAULT_NAMES = tuple(
 FORM = re.compile(
     r"(?P<name>[a-z]+-[a-z]+)(-(?P<rank>[0-9]+))?(@(?P<step>[0-9]+))?(:(?P<seconds>[0-9]+)s)?"
 )
-LASTING: tuple[What, ...] = ("stop", "fill", "slow", "partition")  # which are taken back
+LASTING: tuple[What, ...] = ("stop", "fill", "slow", "partition")  # which end by themselves
 LASTS_S, SLOW_S = 1.0, 0.2  # of virtual time; on a real cluster, one or two seconds
 PAUSE_S = 0.2  # at most, from the end of a repair to the next fault
 
@@ -44,9 +44,9 @@ class Fault(msgspec.Struct, frozen=True):
               room on its disk for two seconds. slow: 1 Mbit/s for two seconds. partition: no link
               for two seconds
     role:     the role of the process
-    rank:     its rank, or -1 for any
-    step:     the training step at which it happens, or -1 for any time
-    seconds:  how long it lasts, in place of one or two
+    rank:     the rank of the process, or -1 for any
+    step:     the training step at which the fault happens, or -1 for any time
+    seconds:  the duration of the fault, in place of one or two seconds; 0 if not given
     """
 
     what: What
@@ -60,12 +60,14 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def fault_of(text: str) -> Fault:
-    """Parse a fault: `kill-server` of any rank, `kill-server-1`, `stop-worker@40` at a step,
-    `stop-server:12s` for 12 seconds.
+    """Parse the text of a fault.
+
+    `kill-server` is for any rank, `kill-server-1` for rank 1, `stop-worker@40` at step 40, and
+    `stop-server:12s` lasts for 12 seconds.
 
     Raises:
         UnknownName: the text names no known fault
-        InvalidValue: it is to last, and is of a kind that is not taken back
+        InvalidValue: the text has a duration, and a fault of its kind has none
 
     >>> fault_of("partition-server-1@40:12s")
     Fault(what='partition', role='server', rank=1, step=40, seconds=12)
@@ -101,7 +103,7 @@ class ScheduledFaults:
         self._next_at = -1.0  # set when the cluster is whole
 
     def look(self) -> None:
-        """After an event, inject the next fault if it is due."""
+        """Inject the next fault, if it is due after an event."""
         if not self._fault_schedule:
             return
         if self._injector.healed or not self._cluster.at_work() or not self._cluster.whole():

@@ -13,8 +13,8 @@ from shoal.simulation.cluster import ALONE_S, SimulatedCluster
 from shoal.simulation.node import SimNode
 from shoal.simulation.world import World
 
-ABOUT_TO = ("", "replicate", "replicateack", "answer")  # the message before which it crashes
-UNHEARD = 0.5  # share of the other crashes before which its messages to servers are delayed
+ABOUT_TO = ("", "replicate", "replicateack", "answer")  # the message before which a server crashes
+UNHEARD = 0.5  # share of the other crashes before which a server's messages to others are delayed
 AT_WORK_S = 0.3  # how long a group works before a head of its rows crashes
 LATE, LATE_S = 0.3, 0.3  # share of the seeds in which a server crashes after the last push; when
 ASLEEP, ASLEEP_S = 0.5, 5.0  # share of these crashes that a stopped scheduler does not see
@@ -25,7 +25,7 @@ class ServerDeaths:
     """Crashes the servers of one seed.
 
     healed:    whether all faults have ended
-    late_at:   when a crash that may follow the other faults is known, at the latest
+    late_at:   the latest time when a crash that may follow the other faults is noticed
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class ServerDeaths:
             self._crash(victim)
 
     def _idle(self) -> bool:
-        """Return whether no server is to crash any more: no worker has anything to push."""
+        """Return whether no server is to crash: the run is over, or no worker still has to push."""
         return self._cluster.over() or not self._cluster.at_work()
 
     def look(self) -> None:
-        """When all is pushed and the run has not ended, perhaps crash a server."""
+        """Perhaps crash a server, once all is pushed and while the run has not ended."""
         if not self._late or self._cluster.view is None or not self._cluster.view.tables:
             return
         servers = [node for node in self._cluster.servers if self._cluster.lives(node)]
@@ -89,7 +89,8 @@ class ServerDeaths:
     def late(self, victim: NodeId) -> None:
         """Crash a server, perhaps after the other faults: its death is noticed later than theirs.
 
-        A scheduler that runs again reads its last messages first, and waits from then.
+        A stopped scheduler that runs again reads the last messages of the server first, and waits
+        from then.
         """
         runs_at = max(self._world.now, self._world.nodes[SCHEDULER].paused_until)
         self.late_at = runs_at + ALONE_S
@@ -111,9 +112,9 @@ class ServerDeaths:
         self._count("server unheard")
 
     def _after_death(self) -> None:
-        """After a crash, perhaps start a replacement, and crash another server.
+        """Perhaps start a replacement after a crash, and crash another server.
 
-        The other one crashes after the repair, or in the middle of it.
+        The other server crashes after the repair, or in the middle of it.
         """
         random = self._random
         self._meanwhile()
@@ -145,7 +146,7 @@ class ServerDeaths:
     def kill_head_of(self, group: str, at: float = inf) -> None:
         """Crash a head of a group's rows, once all its workers are there and chains are whole.
 
-        What it has accepted last is lost with it.
+        What the head has accepted last is lost with it.
 
         at:  the earliest time; AT_WORK_S after the workers were first there, if not given
         """
@@ -162,7 +163,7 @@ class ServerDeaths:
         self._world.at(self._world.now + 0.1, lambda: self._crash(victim))
 
     def _meanwhile(self) -> None:
-        """Before a crash is detected, perhaps start a worker or delay answers."""
+        """Perhaps start a worker or delay answers before a crash is detected."""
         random, world = self._random, self._world
         what = random.choice(("", "join", "clog"))
         if what == "join" and self._cluster.add_worker() is not None:

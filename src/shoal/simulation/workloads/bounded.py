@@ -49,7 +49,7 @@ class BoundedWorkload:
         return PullOp("visits", self.spec.keys, rows.view(np.uint8).data, keys.data), rows
 
     def check_read(self, pull: PullOp, rows: np.ndarray) -> None:
-        """`exactly once`: no key has a value above the number of its pushes."""
+        """Check `exactly once`: no key has a value above the number of its pushes."""
         for key, bounded in zip(np.asarray(pull.keys).tolist(), rows.tolist(), strict=True):
             if not 0 <= bounded <= self._pushed[key]:
                 text = f"key {key} reads {bounded:g} after {self._pushed[key]} pushes"

@@ -29,7 +29,7 @@ class CheckpointWorkload:
         self._asked = ASKED_OFTEN if random.random() < OFTEN else ASKED
 
     def ask(self, machine: WorkerMachine) -> Generator[Any, Any, None]:
-        """Perhaps ask for one. `planned`: it has what this worker has pushed before."""
+        """Perhaps ask for a checkpoint; check `planned`: it has this worker's earlier pushes."""
         if self._random is None or self._random.random() >= self._asked:
             return
         before = machine.clock

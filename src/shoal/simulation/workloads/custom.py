@@ -48,7 +48,7 @@ class Calls:
                     raise violated("called once", f"key {called} reads {read} after its call")
 
     def check_end(self, shards: Iterable[CustomShard]) -> None:
-        """`called once`: acknowledged keys read 1, intended ones 1 or nothing, others nothing.
+        """Check `called once`: acknowledged keys read 1, intended ones 1 or nothing, others none.
 
         shards:  all shards at one position of their chains
         """
@@ -60,7 +60,7 @@ class Calls:
                 raise violated("called once", f"key {key} reads {row}")
 
     def _keys(self, machine: WorkerMachine, key: int) -> dict[KeyRange, int]:
-        """Return a key of each shard that no other call uses."""
+        """Return for each shard a key that no other call uses."""
         view, table = machine.session.view, machine.number_of(self.spec.name)
         assert view is not None
         assert table is not None

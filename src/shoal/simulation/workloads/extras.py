@@ -1,4 +1,4 @@
-"""What an exchange of a simulated worker has beside the pushes and pulls that all have."""
+"""The pushes and pulls that only some exchanges of simulated workers have."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shoal.protocol.requests import PullOp, PushOp
 
 
 class Extras:
-    """The pushes and pulls of an exchange beside `ledger` and `stamp`.
+    """The pushes and pulls of an exchange for other tables than `ledger` and `stamp`.
 
-    how:      weight of the exchange
+    how:      the options of the exchange: its weight
     pushers:  called with the outcome of the pushes
     readers:  called with the outcome of the pulls
     """
@@ -25,12 +25,12 @@ class Extras:
         self.readers: list[Callable[[int, Outcome, bool], None]] = []
 
     def pushed(self, outcome: Outcome) -> None:
-        """Hand on the outcome of the pushes."""
+        """Pass the outcome of the pushes to `pushers`."""
         for each in self.pushers:
             each(outcome)
 
     def read(self, clock: int, outcome: Outcome, overlapped: bool) -> None:
-        """Hand on the outcome of the pulls, which were made at a clock."""
+        """Pass the outcome of the pulls, which were made at a clock, to `readers`."""
         for each in self.readers:
             each(clock, outcome, overlapped)
 

@@ -38,7 +38,7 @@ class LeaseWorkload:
         self._exact = consistency.apply_at == "round_end"
         self.patient = consistency.name == "asp"
         self._held: dict[int, list[int]] = {}  # rows of leased batches, by incarnation
-        self.unsure: set[int] = set()  # batches whose push may have failed, or counts though it has
+        self.unsure: set[int] = set()  # batches whose push may be lost, or count after an error
 
     def push(self, machine: WorkerMachine) -> Generator[Any, Any, PushOp | None]:
         """Return the push of this clock's batch, or None if there is none."""
@@ -64,7 +64,7 @@ class LeaseWorkload:
         self.unsure.update(self._held.pop(incarnation, ()))
 
     def check_end(self, rows: np.ndarray, record: LedgerRecord, whole: bool) -> None:
-        """`leased`: batches that are done read 1, and free ones 0.
+        """Check `leased`: batches that are done read 1, and free ones 0.
 
         Without rounds a batch may count more than once.
 

@@ -1,7 +1,7 @@
 """The workload of neighbours: workers exchange versions of their values with each other.
 
-Every element of a version is the same number, which says whose it is, and which version. So a
-checker sees what came from whom, and whether it came as a whole.
+Every element of a version is the same number, which stands for its worker and the version. So a
+checker sees which version came from which worker, and whether it came as a whole.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class NeighboursScenario(PeersScenario):
     """Workers in a graph, the versions of their values, and the faults between them.
 
     Attributes:
-        graph: of the workers.
-        ordered: whether each takes all versions of its neighbours, in order.
-        taken: versions that were taken.
+        graph: the graph of the workers.
+        ordered: whether each worker takes all versions of its neighbours, in order.
+        taken: the number of versions that were taken.
     """
 
     def __init__(self, seed: int, keep_lines: bool = False) -> None:
@@ -55,8 +55,8 @@ class NeighboursScenario(PeersScenario):
         self.taken = 0
         self._reached: dict[int, tuple[int, int]] = {}  # by rank, what it has sent
         self._last: dict[tuple[int, int], tuple[int, int]] = {}  # by taker and neighbour
-        self._ended: dict[int, set[int]] = {}  # by rank, of whom it has taken the last version
-        self._has_all: set[int] = set()  # ranks that have taken those of all neighbours
+        self._ended: dict[int, set[int]] = {}  # by rank, neighbours whose last versions it took
+        self._has_all: set[int] = set()  # ranks that have taken the last version of each neighbour
         super().__init__(seed, random, workers, keep_lines, streams=random.random() < 0.3)
 
     def program(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:
@@ -80,7 +80,7 @@ class NeighboursScenario(PeersScenario):
         yield FinishWork()
 
     def _exchange(self, node: NodeId, rank: int, phase: int, number: int) -> Answered:
-        """Send a version, and take the neighbours'."""
+        """Send a version, and take the versions of the neighbours."""
         values = [np.full(size, _code(rank, phase, number)) for size in self.sizes]
         clock = FOREVER if number == self.rounds[rank] else number
         self._reached[rank] = phase, number
@@ -98,7 +98,7 @@ class NeighboursScenario(PeersScenario):
         return self._look(node, rank, phase, outcome)
 
     def _until_all_have_sent(self, node: NodeId, rank: int, phase: int) -> Answered:
-        """Wait for the last version of each neighbour, without values of this worker's own."""
+        """Wait for the last version of each neighbour, without sending values."""
         while rank not in self._has_all:
             outcome = yield NeighbourExchange(NAME, self.graph, (), False, "any", phase=phase)
             if not self._look(node, rank, phase, outcome):
@@ -108,7 +108,7 @@ class NeighboursScenario(PeersScenario):
         return True
 
     def _look(self, node: NodeId, rank: int, phase: int, outcome: Outcome) -> bool:
-        """Check what was taken; False if the exchange has failed."""
+        """Check the versions that were taken; return False if the exchange has failed."""
         if outcome.error is not None:
             self.failed[node] = outcome.error.message
             return False

@@ -82,7 +82,7 @@ class OptimizerWorkload:
         self._unsure: set[int] = set()  # pushes that may never have been sent
 
     def push(self, key: int, rank: int, clock: int, random: Random) -> tuple[PushOp, Pushed]:
-        """Return a push with its rate, and the weight of its whole exchange."""
+        """Return a push with its rate, and its record, which has the weight of the exchange."""
         value = 1.0 if self.scheduled else float(random.randint(1, 4))
         lr = None if self.scheduled else random.choice([None, 0.25, 1.0])
         pushed = Pushed(rank, clock, random.choice([1.0, 2.0, 4.0]), lr, value)
@@ -108,7 +108,8 @@ class OptimizerWorkload:
     def read(self, clock: int, rows: np.ndarray, round_weight: float, overlapped: bool) -> None:
         """Record the rows of a read at a clock, which is checked at the end.
 
-        overlapped:  its worker advanced before the answer, so the read may see one round more
+        overlapped:  whether its worker advanced before the answer, so that the read may see one
+                     more round
         """
         if np.isnan(rows).any():
             raise violated("order", f"a read at clock {clock} brought {rows.tolist()}")
@@ -120,9 +121,9 @@ class OptimizerWorkload:
     # ------------------------------------------------------------------ the end
 
     def check_end(self, shards: Shards, counted: Collection[int], whole: bool) -> None:
-        """`order`: rows equal the reference. `weights`: so do the weights of rounds.
+        """Check `order` and `weights`: rows and the weights of rounds equal the reference.
 
-        counted:  keys of the pushes in the ledger
+        counted:  the keys of the pushes in the ledger
         whole:    whether all accepted pushes are in the rows
         """
         if not self.exact:
@@ -131,7 +132,7 @@ class OptimizerWorkload:
             self._check_rounds(shards, counted)
 
     def check_merged(self, shards: Shards, closed: ClosedRounds, ledger: Ledger) -> None:
-        """`order`: the rows of each fragment equal the reference of the rounds in it."""
+        """Check `order`: the rows of each fragment equal the reference of the rounds in it."""
         for first, (rows, updates) in shards.items():
             rounds = {
                 merged.clock: [

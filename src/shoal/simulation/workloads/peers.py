@@ -32,8 +32,8 @@ class PeersScenario(ABC):
 
     Attributes:
         victim: the worker that crashes, or "".
-        failed: why workers have given up.
-        limit_s, most_events: of a run.
+        failed: the reasons why workers have failed, by node.
+        limit_s, most_events: the limits of a run, in seconds and in events.
     """
 
     limit_s = 200.0
@@ -79,7 +79,7 @@ class PeersScenario(ABC):
 
     @abstractmethod
     def program(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:
-        """What a worker does."""
+        """Run a worker."""
 
     def run(self) -> None:
         """Run to the end, and check it."""
@@ -101,6 +101,6 @@ class PeersScenario(ABC):
 
 
 def add(into: memoryview, other: memoryview) -> None:
-    """into += other, of float32."""
+    """Add float32 numbers: into += other."""
     target = np.frombuffer(into, np.float32)
     target += np.frombuffer(other, np.float32)

@@ -106,7 +106,7 @@ class Workload:
             extras.pushed(outcome)
 
     def check_buffers(self, node: NodeId) -> None:
-        """Check that no rows have arrived in buffers of pulls that were given up."""
+        """Check that no rows have arrived in buffers of pulls that were abandoned."""
         for buffer in self._given_up.get(node, ()):
             check_canary(buffer, CANARY)
 
@@ -149,7 +149,7 @@ class Workload:
         self.done[node] = None
 
     def _clock(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:
-        """One clock: push to both tables, advance, read them back, in one of several styles."""
+        """Do one clock: push to both tables, advance and read them back, in a random style."""
         clock, incarnation = machine.clock, machine.session.incarnation
         key = self.ledger.key(incarnation, clock)
         self.ledger.intended[key] = clock
@@ -367,7 +367,7 @@ class Workload:
         return self._named(random.sample(known, min(most, len(known))))
 
     def _named(self, keys: list[int]) -> memoryview:
-        """Return them as an operation names them: of a sparse table in any order."""
+        """Return keys as an operation names them: sorted, or in any order for a sparse table."""
         return (np.array(keys, np.uint64) if self.sparse else np.array(sorted(keys))).data
 
 

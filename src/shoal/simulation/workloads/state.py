@@ -1,8 +1,8 @@
 """The workload of whole states: workers assign rows with their optimizer state, and read them back.
 
-Each assignment has a number of its own. It sets the number of updates to that, and each row and its
-momentum to that with the row's number behind the point. So each fragment is a register whose parts
-have to agree.
+Each assignment has a number of its own. It sets the number of updates to this number, and each row
+and its momentum to this number plus a fraction that stands for the row. So each fragment is a
+register whose parts have to agree.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class StateWorkload:
     def _check_whole(
         self, rows: KeyRange, values: np.ndarray, momentum: np.ndarray, updates: int
     ) -> None:
-        """`torn`: rows, momentum and the number of updates are those of one assignment."""
+        """Check `torn`: rows, momentum and the number of updates are those of one assignment."""
         numbers = np.floor(values).reshape(-1, FRAGMENT)
         written = numbers.ravel() + np.where(values > 0, _behind_point(rows), 0)
         torn = (values != momentum).any() or (values != written).any()
@@ -98,7 +98,7 @@ class StateWorkload:
             raise violated("torn", f"the state of rows {rows} is {text}")
 
     def _check_fresh(self, row: int, number: int, started: float) -> None:
-        """`freshness`: a read sees no assignment that another one has replaced before it began."""
+        """Check `freshness`: a read sees no assignment that was replaced before the read began."""
         seen = self._writes.get(number)
         if seen is None or row not in seen.rows:
             raise violated("freshness", f"row {row} reads {number}, which nobody assigned")

@@ -25,9 +25,9 @@ class Pairs(msgspec.Struct, frozen=True, eq=False):
     """Keys with any number of values each. Iterating yields (key, values).
 
     Args:
-        keys: (n,) uint64, strictly increasing.
-        values: (m,) of any dtype, the keys' values one after the other.
-        lens: (n,) int64, number of values of each key; their sum is m.
+        keys: the keys, (n,) uint64, strictly increasing.
+        values: the keys' values one after the other, (m,) of any dtype.
+        lens: the number of values of each key, (n,) int64; their sum is m.
 
     Example:
         >>> pairs = Pairs(np.array([3, 8], np.uint64), np.array([1.0, 2.0, 5.0]), np.array([2, 1]))
@@ -46,17 +46,17 @@ class Pairs(msgspec.Struct, frozen=True, eq=False):
             yield key, self.values[start:stop]
 
     def chosen(self, which: np.ndarray) -> Pairs:
-        """The pairs at the indices `which`, in that order."""
+        """Return the pairs at the indices `which`, in that order."""
         return Pairs(self.keys[which], self.values[elements(self.lens, which)], self.lens[which])
 
     @classmethod
     def of(cls, keys: np.ndarray, rows: Sequence[np.ndarray], dtype: str) -> Pairs:
-        """Pairs from one array of values per key.
+        """Return pairs made from one array of values per key.
 
         Args:
-            keys: (n,) uint64, strictly increasing.
-            rows: n one-dimensional arrays.
-            dtype: of the values.
+            keys: the keys, (n,) uint64, strictly increasing.
+            rows: the values of each key: n one-dimensional arrays.
+            dtype: the dtype of the values.
 
         Raises:
             ValueError: a row is not a list of numbers.
@@ -69,9 +69,9 @@ class Pairs(msgspec.Struct, frozen=True, eq=False):
 
 
 def add_up(lens: np.ndarray, total: int) -> bool:
-    """Whether these are lengths of parts of `total` values, below 2^62.
+    """Return whether these lengths are not negative and add up to `total`, below 2^62.
 
-    No sum of theirs wraps around: the first one above `total` is found.
+    No sum wraps around unnoticed: the first sum above `total` is found.
 
     >>> huge = np.array([1 << 62] * 4)  # their sum is 2^64, which is 0 in 64 bits
     >>> add_up(huge, 0), add_up(np.array([2, 1]), 3)
@@ -86,7 +86,7 @@ def add_up(lens: np.ndarray, total: int) -> bool:
 
 
 def elements(lens: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """The indices of some keys' values among all values.
+    """Return the indices, among all values, of the values of the keys `which`.
 
     >>> elements(np.array([2, 1, 3]), np.array([2, 0]))
     array([3, 4, 5, 0, 1])
@@ -98,7 +98,7 @@ def elements(lens: np.ndarray, which: np.ndarray) -> np.ndarray:
 
 
 class Call(msgspec.Struct, frozen=True, eq=False):
-    """`values` are bytes: of a push's values, or a request's body."""
+    """A call; `values` are the bytes of a push's values or of a request's body."""
 
     client: int
     number: int
@@ -110,7 +110,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     values: memoryview = memoryview(b"")
 
     def words(self) -> np.ndarray:
-        """(n,) uint64."""
+        """Return the call as words, (n,) uint64."""
         count, nbytes = len(self.keys), self.values.nbytes
         lens = len(self.lens)
         words = np.zeros(HEAD + count + lens + -(-nbytes // 8), np.uint64)
@@ -123,9 +123,10 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def read(cls, words: np.ndarray) -> Call:
-        """
+        """Return the call that these words encode.
+
         Raises:
-            ValueError: it is none
+            ValueError: the words are no call
         """
         if len(words) < HEAD:
             raise ValueError("it is too short")
@@ -149,16 +150,16 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
 
 def answer_of(lens: np.ndarray, values: memoryview) -> bytes:
-    """What a server says to a call."""
+    """Return the bytes of the answer to a call."""
     head = np.array([len(lens), values.nbytes], np.uint64)
     return head.tobytes() + lens.astype(np.int64).tobytes() + values.tobytes()
 
 
 def read_answer(answer: memoryview) -> tuple[np.ndarray, memoryview]:
-    """Its lengths, and its values as bytes.
+    """Return the lengths of an answer, and its values as bytes.
 
     Raises:
-        ValueError: it is none
+        ValueError: the bytes are no answer
     """
     if answer.nbytes < 8 * ANSWER_HEAD:
         raise ValueError("it is too short")

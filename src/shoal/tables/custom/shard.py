@@ -15,9 +15,9 @@ call in the same order before it is answered, so that a handler has to be a func
 alone. A handler that draws random numbers or reads a clock sets `replicated = False` and stays on
 one server.
 
-All methods are called in one thread, so that a handler may have what is bound to it (a connection
-of sqlite3). With `any_thread = True`, `save` for a checkpoint is called in another thread, while
-the server goes on with other tables; no other method is called meanwhile.
+All methods are called in one thread, so that a handler may own an object that is bound to it (a
+connection of sqlite3). With `any_thread = True`, `save` for a checkpoint is called in another
+thread, while the server goes on with other tables; no other method is called meanwhile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shoal.tables.snapshots import Snapshot
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Shard
 
-UNKNOWN_BYTES = 1 << 62  # of what a user's code copies: it may be much
+UNKNOWN_BYTES = 1 << 62  # the size of a copy made by a user's code is unknown
 SUM, ASSIGN = 0, 1  # values of `cmd` for `Lists`
 
 NO_LENS = np.empty(0, np.int64)
@@ -57,7 +57,7 @@ def handler(name: str, factory: Callable[..., Any]) -> None:
 
     Args:
         name: the name for the table's `Access`; a second handler of that name replaces the first.
-        factory: makes a handler on each server, from the options of the table's `Access`.
+        factory: the function that makes a handler on each server, from the options of `Access`.
 
     Example:
         >>> class Longest:
@@ -126,9 +126,9 @@ class Answered(msgspec.Struct, array_like=True):
     """The answer cache of a client: each call is executed once, even if it arrives again.
 
     Attributes:
-        below: the client has the answers of all calls below this number.
-        answers: by the call's number.
-        errors: the texts of failed calls by number.
+        below: the number below which the client has the answers of all calls.
+        answers: the answers by the number of the call.
+        errors: the error texts of failed calls, by the number of the call.
     """
 
     below: int = 0
@@ -136,7 +136,7 @@ class Answered(msgspec.Struct, array_like=True):
     errors: dict[int, str] = {}
 
     def forget(self, below: int) -> None:
-        """Drop the answers below a number, which the client has."""
+        """Drop the answers of the calls below a number, because the client has them."""
         if below > self.below:
             self.below = below
             self.answers = {n: each for n, each in self.answers.items() if n >= below}
@@ -144,8 +144,11 @@ class Answered(msgspec.Struct, array_like=True):
 
 
 class Everything(msgspec.Struct, array_like=True):
-    """A custom shard's state: the handler's pairs as (dtype, bytes) of `keys`, `values` and `lens`,
-    and the answers by client."""
+    """The state of a custom shard, for other replicas.
+
+    saved:    the handler's pairs as (dtype, bytes) of `keys`, `values` and `lens`
+    answers:  the answer caches by client
+    """
 
     saved: tuple[tuple[str, bytes], tuple[str, bytes], tuple[str, bytes]]
     answers: dict[int, Answered]
@@ -156,7 +159,7 @@ class StagedCall:
 
     __slots__ = ("kept", "retained", "views", "words")
 
-    keys = ()  # what it names is in its words
+    keys = ()  # the keys of the call are in `words`
 
     def __init__(self, words: int) -> None:
         self.words = np.empty(words, np.uint64)
@@ -175,7 +178,7 @@ class StagedRows(StagedCall):
 
 
 class CustomShard(Shard):
-    """One server's handler of a table, and what it has answered."""
+    """One server's handler of a table, and its answers."""
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
         self.spec = spec
@@ -219,7 +222,7 @@ class CustomShard(Shard):
         return memoryview(answer)
 
     def keep(self, clients: Collection[int]) -> None:
-        """Drop the answers of all other clients, which are gone."""
+        """Drop the answers of all clients but these; the others are gone."""
         for client in [each for each in self._answered if each not in clients]:
             del self._answered[client]
 
@@ -265,13 +268,13 @@ class CustomShard(Shard):
         raise AccessFailed(staged.problem())
 
     def _no_rounds(self, *_: Any) -> Any:
-        """Replicas receive calls as clients send them."""
+        """Refuse the operation: replicas receive calls as clients send them, and no updates."""
         raise AccessFailed("a custom table has no rounds")
 
     merge = apply_round = stage_told = part_of = _no_rounds
 
     def release(self, staged: StagedCall) -> None:
-        """Nothing is pooled."""
+        """Do nothing: the memory of calls is not pooled."""
 
     # ------------------------------------------------------------------ other servers
 
@@ -279,7 +282,7 @@ class CustomShard(Shard):
         raise InvalidValue("a custom table's shards cannot be split")
 
     def snapshot(self, at: int, nbytes: int) -> Snapshot:
-        """The handler's state and the answer cache, in one piece of any size.
+        """Return the handler's state and the answer caches, in one piece of any size.
 
         Raises:
             AccessFailed: the handler failed to save.
@@ -297,7 +300,7 @@ class CustomShard(Shard):
         return Snapshot(self.held, len(words), (words.view(np.uint8).data,), 1, True)
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedCall:
-        """Staging memory for a snapshot."""
+        """Return staging memory for a snapshot."""
         return StagedCall(keys)
 
     def install(self, staged: StagedCall) -> None:
@@ -325,7 +328,7 @@ class CustomShard(Shard):
     # ------------------------------------------------------------------ disk
 
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
-        """`keys` (int64 bits), `values` and `lens`; empty if the handler does not save.
+        """Return `keys` (int64 bits), `values` and `lens`; empty if the handler does not save.
 
         Raises:
             AccessFailed: the handler failed to save.
@@ -363,7 +366,7 @@ class CustomShard(Shard):
 
 
 def described(spec: TableSpec) -> TableSpec:
-    """A table's specification, with whether its handler saves and loads.
+    """Return a specification with `saves` set: whether its handler can be replicated.
 
     Raises:
         UnknownName: as `made`.

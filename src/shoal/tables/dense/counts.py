@@ -18,8 +18,8 @@ class UpdateCounts:
     """The counts of some adjacent fragments of a table.
 
     Attributes:
-        together: by fragment, the count of all its cells. Without meaning for those in `apart`.
-        apart: by the number of a fragment whose cells have several counts: one for each cell.
+        together: the count of all cells of a fragment, by fragment; unused if it is in `apart`.
+        apart: the counts of the cells of a fragment whose cells differ, by the fragment's number.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class UpdateCounts:
                 start = stop
 
     def most(self, index: int, part: KeyRange) -> int:
-        """Return the most updates that one of these rows has had."""
+        """Return the largest number of updates that any of these rows has had."""
         return max((count for _, count in self.steps(index, part)), default=0)
 
     def of(self, index: int) -> list[int]:
@@ -108,7 +108,7 @@ class UpdateCounts:
             self.apart[index] = counts
 
     def _cells(self, index: int, part: KeyRange) -> tuple[int, int]:
-        """Return the number of the first cell with rows in `part`, and behind the last one's."""
+        """Return the range (first, stop) of the numbers of the cells with rows in `part`."""
         if not len(part):
             return 0, 0
         edges = self.edges(index)

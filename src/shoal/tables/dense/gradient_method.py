@@ -25,7 +25,7 @@ WIDE_FLOATS = FLOATS - {"float16"}
 
 
 COMMON_OPTIONS: Options = {"maximize": False, **SCHEDULE_OPTIONS}
-NEGATED = 3  # scratch of an update under `maximize`
+NEGATED = 3  # the `which` of a negated update
 
 
 class GradientMethod(AccessMethod):
@@ -42,7 +42,7 @@ class GradientMethod(AccessMethod):
 
     @abstractmethod
     def _block(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float) -> None:
-        """Apply an update to one block; allocates no more than the block's size."""
+        """Apply an update to one block; allocate no more than the block's size."""
 
     @final
     def apply(
@@ -76,7 +76,7 @@ class _Pool(threading.local):
         self.kept: dict[tuple[torch.dtype, int], Tensor] = {}
 
     def like(self, tensor: Tensor, which: int) -> Tensor:
-        """An uninitialised tensor shaped as `tensor`; the same memory for the same `which`."""
+        """Return an uninitialised tensor like `tensor`; calls with one `which` may share memory."""
         count = tensor.numel()
         # torch's allocator handles streams that may still read the previous use (CUDA)
         if count <= SMALL or count > BLOCK or tensor.device.type != "cpu":
@@ -91,7 +91,7 @@ pool = _Pool()
 
 
 def decayed(update: Tensor, rows: Tensor, decay: float) -> Tensor:
-    """g' = g + λ θ, in scratch 0; the update itself if λ is 0."""
+    """Return g' = g + λ θ, in scratch 0; the update itself if λ is 0."""
     if not decay:
         return update
     return torch.add(update, rows, alpha=decay, out=pool.like(rows, 0))

@@ -1,4 +1,4 @@
-"""Merging: the mean, sum, median or trimmed mean of a round's pushes, on rows that all cover.
+"""Merging: the mean, sum, median or trimmed mean of a round's pushes, on rows that each covers.
 
 The median of an even number is the mean of the two in the middle. See Yin et al. 2018,
 "Byzantine-Robust Distributed Learning", section 4 (coordinate-wise median and trimmed mean).
@@ -59,14 +59,14 @@ def merge_some(spec: TableSpec, part: KeyRange, named: Sequence[Contribution]) -
 
 
 def _middle(spec: TableSpec, updates: Sequence[Tensor]) -> Tensor:
-    """The mean, element by element, of the values that are not among the outliers."""
+    """Return the mean, element by element, of the values that are not among the outliers."""
     out = spec.outliers(len(updates))
     ordered = torch.stack(list(updates)).sort(dim=0).values
     return ordered[out : len(updates) - out].mean(dim=0)
 
 
 def rows_of(staged: StagedRows, part: KeyRange) -> Tensor:
-    """The values of a push of whole rows for `part`."""
+    """Return the values of a push of whole rows for `part`."""
     start = part.start - staged.rows.start
     if not start and len(part) == len(staged.rows):
         return staged.values

@@ -20,7 +20,7 @@ for _method in (*_VALUES, *_GRADIENTS):
 
 
 def make(access: Access) -> AccessMethod:
-    """The access method of a name, with its options.
+    """Return the access method of a name, with its options.
 
     Raises:
         UnknownName: no such method, or it has no such option.
@@ -33,7 +33,7 @@ def make(access: Access) -> AccessMethod:
 
 
 def method_of(spec: TableSpec) -> AccessMethod:
-    """The access method of a dense table.
+    """Return the access method of a dense table.
 
     Raises:
         UnknownName: no such method, or it has no such option.

@@ -44,7 +44,7 @@ class SGD(GradientMethod):
         lr: η, >= 0; 0.01 by default.
         momentum: μ, >= 0; 0 by default.
         dampening: d; 0 by default.
-        nesterov: look ahead; false by default. Needs momentum > 0 and dampening 0.
+        nesterov: whether to look ahead; false by default. Needs momentum > 0 and dampening 0.
         weight_decay: λ, >= 0; 0 by default.
 
     Example:
@@ -102,7 +102,7 @@ class SGD(GradientMethod):
             rows.add_(velocity, alpha=-lr)
 
     def _descend(self, rows: Tensor, update: Tensor, lr: float) -> None:
-        """θ ← θ - η g', as (1 - η λ) θ - η g."""
+        """Compute θ ← θ - η g' as (1 - η λ) θ - η g."""
         if self._decay:
             rows.mul_(1.0 - lr * self._decay)
         rows.add_(update, alpha=-lr)
@@ -186,7 +186,7 @@ class RMSprop(GradientMethod):
         eps: ε, >= 0; 1e-8 by default.
         weight_decay: λ, >= 0; 0 by default.
         momentum: μ, >= 0; 0 by default.
-        centered: divide by the standard deviation; false by default.
+        centered: whether to divide by the standard deviation; false by default.
 
     Example:
         >>> rows, slots = torch.tensor([1.0]), {"square_avg": torch.zeros(1)}
@@ -324,8 +324,8 @@ class Adam(GradientMethod):
         beta2: β2, in [0, 1); 0.999 by default.
         eps: ε, >= 0; 1e-8 by default.
         weight_decay: λ, >= 0; 0 by default (torch's AdamW: 0.01).
-        amsgrad: AMSGrad; false by default.
-        decoupled: AdamW; false by default.
+        amsgrad: whether to compute AMSGrad; false by default.
+        decoupled: whether to compute AdamW; false by default.
 
     Example:
         >>> rows = torch.tensor([1.0, 1.0])
@@ -354,7 +354,7 @@ class Adam(GradientMethod):
         self._beta2 = self._number("beta2")
         self._eps = self._number("eps")
         self._amsgrad = self._flag("amsgrad")
-        self._shrinks = 0.0  # by which the rows are multiplied directly
+        self._shrinks = 0.0  # the decoupled weight decay
         if self._flag("decoupled"):
             self._shrinks, self._decay = self._decay, 0.0
 

@@ -27,10 +27,10 @@ class DenseRows(Shard):
     """The rows `held` of a table, with their optimizer state.
 
     Attributes:
-        rows: (len(held), width) of the table's dtype; views of the shard `of`, if it is split.
-        slots: by name, optimizer state shaped as `rows`.
+        rows: the values, (len(held), width); a view of those of the shard `of`, if that is split.
+        slots: the optimizer state by name, shaped as `rows`.
         counts: the numbers of updates applied, by cell: the optimizer's step.
-        versions: for each fragment, the number of updates and assignments.
+        versions: the number of updates and assignments of each fragment.
     """
 
     def __init__(self, spec: TableSpec, held: KeyRange, of: DenseRows | None = None) -> None:
@@ -73,7 +73,7 @@ class DenseRows(Shard):
         return dense_bytes(self.spec, self.held, len(self.slots))
 
     def read(self, rows: KeyRange) -> memoryview:
-        """The live bytes of `rows`, which the next update changes."""
+        """Return the live bytes of `rows`, which the next update changes."""
         if rows == self.held:
             return self._bytes
         size = self._row_bytes
@@ -83,7 +83,7 @@ class DenseRows(Shard):
     # ------------------------------------------------------------------ replicas
 
     def snapshot(self, at: int, nbytes: int) -> Snapshot:
-        """A copy of the fragments from number `at` on with their state, of about `nbytes` bytes."""
+        """Return a copy of the state of about `nbytes` bytes of fragments, from number `at` on."""
         size = self._row_bytes * (1 + len(self.slots))
         stop = at + 1
         while stop < len(self.fragments):
@@ -97,11 +97,11 @@ class DenseRows(Shard):
         return Snapshot(some, -1, views, stop, stop == len(self.fragments))
 
     def sample(self, at: int, nbytes: int) -> Sample:
-        """Fragment number `at`, of any size."""
+        """Return fragment number `at` as the sample, whatever its size."""
         return Sample(self.fragments[at], None, (at + 1) % len(self.fragments))
 
     def digest(self, rows: KeyRange, keys: None) -> int:
-        """A digest of these rows and their state."""
+        """Return a digest of these rows and their state."""
         updates = torch.tensor(
             [n for index, _ in self._touched(rows) for n in self.counts.of(index)]
         )
@@ -109,7 +109,7 @@ class DenseRows(Shard):
         return crc32([updates, values, *slots.values()])
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
-        """Staging memory for a snapshot of these rows."""
+        """Return staging memory for a snapshot of these rows."""
         shape = (len(rows), self.spec.width)
         touched = [index for index, _ in self._touched(rows)]
         cells = sum(len(self.counts.edges(index)) for index in touched)
@@ -120,7 +120,7 @@ class DenseRows(Shard):
         """Set fragments to another replica's snapshot.
 
         Raises:
-            AccessFailed: it is none; nothing is changed.
+            AccessFailed: the snapshot is invalid; nothing is changed.
         """
         updates, versions, sent, *states = staged.tensors
         wrong = bool((updates < 0).any() or (versions < 0).any())
@@ -136,15 +136,16 @@ class DenseRows(Shard):
     # ------------------------------------------------------------------ disk
 
     def state(self, copied: bool = False) -> dict[str, Tensor]:
-        """The tensors of a checkpoint: `rows`, `slot.NAME`, and `updates` of each cell."""
+        """Return the tensors of a checkpoint: `rows`, `slot.NAME`, and `updates` of each cell."""
         slots = {f"slot.{name}": slot for name, slot in self.slots.items()}
         live = {"rows": self.rows, **slots}
         here = {name: each.clone() for name, each in live.items()} if copied else live
         return {**here, "updates": torch.tensor(self.updates)}
 
     def restore(self, held: KeyRange, state: dict[str, Tensor], same: bool) -> None:
-        """Restore the rows of a checkpointed shard that belong here, and with the `same` access
-        method their slots, and their numbers of updates.
+        """Restore the rows of a checkpointed shard that belong here.
+
+        With the `same` access method, restore their slots and their numbers of updates as well.
 
         Raises:
             ValueError: it has other fragments or spans.
@@ -171,16 +172,16 @@ class DenseRows(Shard):
     # ------------------------------------------------------------------ workers
 
     def most_updates(self, rows: KeyRange) -> int:
-        """The most updates that one of these rows has had."""
+        """Return the largest number of updates that any of these rows has had."""
         return max((self.counts.most(*touched) for touched in self._touched(rows)), default=0)
 
     def read_state(self, rows: KeyRange) -> list[memoryview]:
-        """The live bytes of `rows` and of their slots, which the next update changes."""
+        """Return the live bytes of `rows` and of their slots, which the next update changes."""
         values, slots = self._piece(rows)
         return [data_of(each) for each in (values, *slots.values()) if each.numel()]
 
     def write_state(self, staged: StagedRows, updates: int) -> None:
-        """Assign rows and their slots, whose cells have had so many updates."""
+        """Assign rows and their slots, and the number of updates of their cells."""
         rows, slots = self._piece(staged.rows)
         for here, sent in zip((rows, *slots.values()), staged.states(), strict=True):
             here.copy_(sent)
@@ -199,7 +200,7 @@ class DenseRows(Shard):
         return slice(rows.start - self.held.start, rows.stop - self.held.start)
 
     def _touched(self, rows: KeyRange) -> list[tuple[int, KeyRange]]:
-        """The fragments that `rows` overlap, each with the overlap."""
+        """Return the number of each fragment that `rows` overlap, with the overlap."""
         if rows == self.held:
             return self._all
         if not len(rows):

@@ -44,11 +44,11 @@ class DenseShard(DenseRows):
     # ------------------------------------------------------------------ replicas
 
     def split(self, ranges: Sequence[KeyRange]) -> list[DenseShard]:
-        """Split into shards of these rows, which are whole fragments."""
+        """Return the shards of these ranges of whole fragments, which share this shard's memory."""
         return [DenseShard(self.spec, rows, self) for rows in ranges]
 
     def part_of(self, staged: StagedRows, rows: KeyRange) -> StagedRows:
-        """The part of a push for some of its rows, staged here."""
+        """Return a copy of the part of a push for some of its rows, staged here."""
         if staged.slots:
             part = self.stage_state(rows)
             start = rows.start - staged.rows.start
@@ -69,7 +69,7 @@ class DenseShard(DenseRows):
     # ------------------------------------------------------------------ arrival
 
     def stage(self, rows: KeyRange, keys: int) -> StagedRows:
-        """Staging memory for a push of `rows`, or of `keys` keys among them."""
+        """Return staging memory for a push of `rows`, or of `keys` keys among them."""
         ready = self._ready.get(rows) if keys < 0 else None
         if ready:
             self._ready_bytes -= ready[-1].nbytes
@@ -80,16 +80,16 @@ class DenseShard(DenseRows):
     stage_told = stage
 
     def stage_keys(self, rows: KeyRange, keys: int) -> StagedRows:
-        """Staging memory for the keys of a pull."""
+        """Return staging memory for the keys of a pull."""
         return self._stage(rows, keys, 0)
 
     def stage_state(self, rows: KeyRange) -> StagedRows:
-        """Staging memory for the state of these rows, which `write_state` assigns."""
+        """Return staging memory for the state of these rows, which `write_state` assigns."""
         slots = len(self.slots)
         return self._stage(rows, -1, len(rows) * self._row_bytes * (1 + slots), slots)
 
     def stream(self, rows: KeyRange) -> StreamedRows:
-        """Staging memory for a push of `rows` that is applied fragment by fragment."""
+        """Return staging memory for a push of `rows` that is applied fragment by fragment."""
         ready = self._streams.get(rows)
         if ready:
             return ready.pop()
@@ -104,7 +104,7 @@ class DenseShard(DenseRows):
         return StreamedRows(rows, values, views, pieces)
 
     def rows_of(self, streamed: StreamedRows, number: int) -> KeyRange:
-        """The rows of view `number`."""
+        """Return the rows of view `number`."""
         return streamed.pieces[number][1]
 
     def apply_piece(self, streamed: StreamedRows, number: int, lr: float | None) -> None:
@@ -119,7 +119,7 @@ class DenseShard(DenseRows):
         self.versions[index] += 1
 
     def end_stream(self, streamed: StreamedRows) -> None:
-        """Reuse its memory."""
+        """Keep the memory of a streamed push for the next push of the same rows."""
         if len(self._streams) > _RANGES_KEPT:
             self._streams.clear()
         ready = self._streams.setdefault(streamed.rows, [])
@@ -142,8 +142,8 @@ class DenseShard(DenseRows):
             if not staged.kept:
                 self._staging.give(staged._memory)
             return
-        # Most pushes have the same rows as the last one: its memory is kept as it is. All is
-        # dropped once it exceeds what a few pushes of the whole shard need.
+        # Most pushes have the same rows as the last one, whose memory is kept as it is. All kept
+        # memory is dropped once it exceeds the needs of a few pushes of the whole shard.
         limit = POOLED_PER_SIZE * self.rows.nbytes
         if self._ready_bytes + staged.nbytes > limit or len(self._ready) > _RANGES_KEPT:
             self._ready.clear()
@@ -191,7 +191,8 @@ class DenseShard(DenseRows):
         sum. Rows that a push covers without a key count as zeros; rows without a key in any push
         are not changed.
 
-        Returns the applied updates, in the memory of pushes that are retained.
+        Returns the applied updates. They may use the memory of the pushes, which has to be
+        retained.
         """
         ranges = [staged.rows for _, _, staged in contributions]
         applied: list[Merged] = []
@@ -229,13 +230,13 @@ class DenseShard(DenseRows):
             self.release(staged)
 
     def _prepared(self, index: int, part: KeyRange, values: Tensor) -> Prepared | None:
-        """An update of these rows, if it counts for all cells of the fragment."""
+        """Return a prepared update of these rows; None if it does not count for all cells."""
         if not self.counts.covers_all(index, part):
             return None
         return self.access.prepared(*self._piece(part), values)
 
     def _update(self, index: int, part: KeyRange, update: Merged) -> None:
-        """Apply an update to its rows in `part` of a fragment; it is counted afterwards."""
+        """Apply an update to its rows in `part` of a fragment; the caller counts it."""
         for rows, step in self.counts.steps(index, part):
             if update.keys is not None:
                 self._update_some(rows, update.keys, update.values, step, update.lr)
@@ -262,11 +263,11 @@ class DenseShard(DenseRows):
     # ------------------------------------------------------------------ reads
 
     def read_keys(self, staged: StagedRows) -> memoryview:
-        """A copy of the rows at `staged.keys`."""
+        """Return a copy of the rows at `staged.keys`."""
         assert staged.keys is not None
         try:
             rows = self.rows[staged.keys - self.held.start]
-        except RuntimeError as error:  # torch's for memory that it does not get
+        except RuntimeError as error:  # torch raises it when memory runs out
             raise AccessFailed(f"table {self.spec.name!r}: no memory to answer: {error}") from None
         staged.kept = False
         self.release(staged)

@@ -19,21 +19,21 @@ from shoal.tables.access import ADAM_OPTIONS, Slots
 from shoal.tables.dense.gradient_method import COMMON_OPTIONS, GradientMethod
 from shoal.tables.spec import Options
 
-OPTIONS_OF_TORCH = {  # that are called differently here, or are two in one tuple
+OPTIONS_OF_TORCH = {  # those with other names here, or with two values
     "betas": ("beta1", "beta2"),
     "etas": ("eta_minus", "eta_plus"),
     "step_sizes": ("step_min", "step_max"),
     "decoupled_weight_decay": ("decoupled",),
 }
-WHOLE_FLOATS = frozenset({"float32", "float64"})  # that a count or a product fits
+WHOLE_FLOATS = frozenset({"float32", "float64"})  # a count or a product fits these
 
 
 class TorchMethod(GradientMethod):
     """An access method that runs an optimizer of torch.optim on a block of rows.
 
     Attributes:
-        kind: torch's class.
-        from_rate: slots whose initial value is the first update's learning rate.
+        kind: the class of torch.optim.
+        from_rate: the slots whose initial value is the first update's learning rate.
     """
 
     dtypes = WHOLE_FLOATS
@@ -218,9 +218,9 @@ class ASGD(TorchMethod):
 
     Keyword Args:
         lr: η, >= 0; 0.01 by default.
-        lambd: Λ, decay of the rate, >= 0; 1e-4 by default.
+        lambd: Λ, the decay of the rate, >= 0; 1e-4 by default.
         alpha: α, in [0, 1]; 0.75 by default.
-        t0: number of updates before the mean begins, >= 0; 1e6 by default.
+        t0: the number of updates before the mean begins, >= 0; 1e6 by default.
         weight_decay: λ, >= 0; 0 by default.
 
     Example:

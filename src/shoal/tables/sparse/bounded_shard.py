@@ -1,9 +1,9 @@
 """BoundedShard: one server's rows of a sparse table whose memory is bounded (`max_rows`).
 
 A push creates rows, which may evict others; a pull creates none and does not count as a use. All
-replicas have the same keys at the same places: a push that is replicated says the places of its
-keys. So a syncing replica, which receives rows in the order of their places, knows of each pushed
-key whether it has arrived already.
+replicas have the same keys at the same places: a replicated push carries the places of its keys. So
+a syncing replica, which receives rows in the order of their places, knows of each pushed key
+whether its row has arrived already.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shoal.tables.sparse.staging import StagedKeys
 
 
 class BoundedShard(SparseShard):
-    """At most its share of the table's rows, at the same places in each replica."""
+    """A shard of at most its share of the table's rows, at the same places in each replica."""
 
     _index: BoundedIndex
 
     @property
     def nbytes(self) -> int:
-        """What it takes with as many rows as it may have."""
+        """The bytes that the shard takes with as many rows as it may have."""
         return self._index.most * (self.stride * self.dtype.itemsize + BOUNDED_KEY_BYTES)
 
     def _new_index(self) -> BoundedIndex:
@@ -48,7 +48,7 @@ class BoundedShard(SparseShard):
     # ------------------------------------------------------------------ updates
 
     def _placed(self, staged: StagedKeys) -> Iterator[tuple[Any, np.ndarray]]:
-        """The same, in parts whose keys do not evict each other."""
+        """Yield the parts of a push to apply together, whose keys do not evict each other."""
         if staged.retained and staged.places is None:
             staged.place(np.empty(len(staged.keys), np.uint64))
         for some in self._slices(len(staged.keys)):
@@ -61,7 +61,7 @@ class BoundedShard(SparseShard):
             yield some, places
 
     def _told(self, staged: StagedKeys, some: slice) -> tuple[Any, np.ndarray]:
-        """Put keys at the head's places; while syncing, only keys that have arrived."""
+        """Put keys at the places that the head chose; while syncing, only keys that are here."""
         assert staged.places is not None
         which, places = some, staged.places[some]
         if self.syncing:
@@ -80,7 +80,7 @@ class BoundedShard(SparseShard):
     # ------------------------------------------------------------------ reads
 
     def _read(self, keys: np.ndarray, out: np.ndarray) -> None:
-        """The same, without new rows."""
+        """Read rows without creating any."""
         self._read_present(keys, out)
 
     # ------------------------------------------------------------------ replicas and disk
@@ -111,7 +111,10 @@ class BoundedShard(SparseShard):
         self._index.remember(first, uses, int(evicted), int(requests))
 
     def _counts(self) -> dict[str, Tensor]:
-        """The same with `uses` (n, 2), each row's number of uses and last use; and `drawn`."""
+        """Return the tensors of a checkpoint other than rows.
+
+        `uses` (n, 2) has each row's number of uses and last use, and `drawn` the sampling state.
+        """
         uses = torch.from_numpy(self._index.uses(0, len(self)))
         return {**super()._counts(), "uses": uses, "drawn": torch.tensor([self._index.drawn])}
 

@@ -13,7 +13,7 @@ _SHIFT = U(64 - SLOT_BITS)
 
 
 def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(each key once, in the order of first appearance; for each given key its number there).
+    """Return the distinct keys by first appearance, and the number of each given key there.
 
     >>> distinct(np.array([7, 5, 7, 7, 9], np.uint64))
     (array([7, 5, 9], dtype=uint64), array([0, 1, 0, 0, 2], dtype=uint64))
@@ -26,7 +26,7 @@ def distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def by_slot(keys: np.ndarray) -> np.ndarray:
-    """The permutation that puts keys into the order of their hash slots, stably.
+    """Return the permutation that puts keys into the order of their hash slots, stably.
 
     >>> from shoal.keys import slot_of
     >>> keys = np.arange(100, dtype=np.uint64)
@@ -40,12 +40,12 @@ def by_slot(keys: np.ndarray) -> np.ndarray:
 
 
 def outside(keys: np.ndarray, start: int, stop: int) -> int:
-    """The number of the first key that is not in the slots `[start, stop)`, or -1."""
+    """Return the index of the first key that is not in the slots `[start, stop)`, or -1."""
     return int(_outside(keys, U(start), U(stop)))
 
 
 def within(keys: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Which keys are in the slots `[start, stop)`.
+    """Return a mask of the keys that are in the slots `[start, stop)`.
 
     >>> within(np.arange(4, dtype=np.uint64), 0, SLOTS).tolist()
     [True, True, True, True]

@@ -29,12 +29,12 @@ FORGET = U(64)
 
 
 class BoundedIndex:
-    """Places of keys in `[0, most)`, until they are evicted.
+    """The places of keys in `[0, most)`, until they are evicted.
 
     Attributes:
-        evicted: number of evicted keys.
-        most: largest number of keys.
-        at_once: keys per request at most: rows of one request do not evict each other.
+        evicted: the number of evicted keys.
+        most: the largest number of keys.
+        at_once: the most keys per request, whose rows do not evict each other.
 
     >>> index, created = BoundedIndex(4, "lru"), np.empty(2, np.uint64)
     >>> for keys in ([1, 2], [3, 4], [1, 2], [5, 6]):
@@ -69,24 +69,25 @@ class BoundedIndex:
 
     @property
     def requests(self) -> int:
-        """Number of requests: the clock of uses."""
+        """The number of requests, which is the clock of uses."""
         return int(self._state[2])
 
     def uses(self, start: int, stop: int) -> np.ndarray:
-        """Of the keys at these places: how often they were used, and when last, (n, 2) int64."""
+        """Return the number of uses and the last use of the keys at these places, (n, 2) int64."""
         each = self._uses[start:stop].astype(np.int64), self._last[start:stop].view(np.int64)
         return np.stack(each, axis=1)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The place of each key, or MISSING."""
+        """Return the place of each key, or MISSING."""
         places, missing = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint64)
         find(self._segments.table, keys, places, missing, np.zeros(1, np.uint64))
         return places
 
     def find_or_add(self, keys: np.ndarray, created: np.ndarray) -> tuple[np.ndarray, int]:
-        """The place of each key, and how many are new: `created` says which (indices of `keys`).
+        """Return the place of each key, and the number of new keys.
 
-        `keys`: `at_once` at most
+        keys: the keys, at most `at_once`
+        created: an array that takes the indices of the new keys in `keys`
         """
         assert len(keys) <= self.at_once
         places = np.empty(len(keys), np.uint64)
@@ -96,7 +97,7 @@ class BoundedIndex:
         return places, added
 
     def assume(self, keys: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Put keys at the head's places; returns the indices of new ones.
+        """Put keys at the places that the head chose; return the indices of new keys.
 
         Raises:
             InvariantBroken: the keys cannot be at these places.
@@ -110,7 +111,7 @@ class BoundedIndex:
         return created[: int(added)]
 
     def remember(self, first: int, uses: np.ndarray, evicted: int, requests: int) -> None:
-        """Set the uses of the keys from place `first` on, and the totals, to another replica's."""
+        """Set the uses of the keys from place `first` on, and the totals, as in another replica."""
         self._uses[first : len(self)], self._last[first : len(self)] = uses.T
         self._state[1:3] = evicted, requests
 
@@ -131,7 +132,7 @@ class BoundedIndex:
 
 @kernel
 def _remove(base: Any, pairs: Any, key: Any) -> None:
-    """Take a key out; those behind it in its chain move up, so that no gap breaks a probe."""
+    """Remove a key; the pairs behind it move up, so that no gap breaks a probe."""
     size = pairs * PAIR
     hole = probe(base, pairs, key, mixed(key))
     at = hole
@@ -144,7 +145,7 @@ def _remove(base: Any, pairs: Any, key: Any) -> None:
         first = home(base, pairs, mixed(word(at)))
         from_home = at - first if at >= first else at + size - first
         from_hole = at - hole if at >= hole else at + size - hole
-        if from_home >= from_hole:  # its home is not between the hole and it
+        if from_home >= from_hole:  # its home is not between the hole and its pair
             put(hole, word(at))
             put(hole + PLACE, word(at + PLACE))
             hole = at
@@ -153,7 +154,7 @@ def _remove(base: Any, pairs: Any, key: Any) -> None:
 
 @kernel
 def _victim(uses: Any, last: Any, state: Any, lfu: Any) -> Any:
-    """The place to evict: the best of a few samples, none of them used by this request."""
+    """Return the place to evict: the best of a few samples, none of them used by this request."""
     now, seed, best, drawn = state[2], state[3], U(uses.size), U(0)
     while drawn < DRAWN:
         seed ^= seed << U(13)  # xorshift64, Marsaglia 2003
@@ -179,7 +180,7 @@ def _victim(uses: Any, last: Any, state: Any, lfu: Any) -> Any:
 def _seat(
     base: Any, pairs: Any, key: Any, place: Any, owners: Any, uses: Any, last: Any, state: Any
 ) -> None:
-    """Give a place to a key, and evict its previous one."""
+    """Give a place to a key, and evict the key that has it."""
     if place < state[0]:
         _remove(base, pairs, owners[place])
         state[1] += U(1)
@@ -207,7 +208,7 @@ def _find_or_add(
 ) -> Any:
     base, pairs, count, added = table[0], table[1], U(keys.size), U(0)
     state[2] += U(1)
-    for i in range(count):  # what is here is kept, whatever comes before it in the list
+    for i in range(count):  # present keys first: new ones must not evict them
         if i + AHEAD < count:
             fetch(home(base, pairs, mixed(keys[i + AHEAD])))
         found = word(probe(base, pairs, keys[i], mixed(keys[i])) + PLACE)
@@ -236,7 +237,7 @@ def _assume(
 ) -> Any:
     base, pairs, count, added = table[0], table[1], U(keys.size), U(0)
     rows = state[0]
-    for i in range(count):  # nothing is changed where one of them is wrong
+    for i in range(count):  # nothing is changed if any place is wrong
         found = word(probe(base, pairs, keys[i], mixed(keys[i])) + PLACE)
         if places[i] >= U(uses.size) or places[i] > rows:
             return ~U(0)

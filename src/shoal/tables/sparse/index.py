@@ -3,8 +3,8 @@
     uint64 key -> place 0, 1, 2, ...
 
 Keys are spread over segments, each an open-addressing table that is replaced by a larger one when
-it is too full. Their sizes are staggered, a factor of GROWTH over all of them, so that at any time
-few of them are about to grow, and no request waits for more than those.
+it is too full. The sizes of the segments are staggered over a factor of GROWTH, so that at any time
+few segments are about to grow, and no request waits for more than those.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Growing:
         self.array = array_at(self._memory, dtype)
 
     def reserve(self, places: int) -> None:
-        """Have memory for at least `places` records.
+        """Reserve memory for at least `places` records.
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: there is no memory.
         """
         needed = places * self._size
         if needed > len(self._memory):
@@ -49,7 +49,7 @@ class Growing:
 
 
 class KeyIndex:
-    """Places of keys, in the order of their first use, without a bound.
+    """The places of keys, in the order of their first use, without a bound.
 
     >>> index, created = KeyIndex(), np.empty(3, np.uint64)
     >>> index.find_or_add(np.array([30, 10, 30], np.uint64), created)
@@ -70,7 +70,7 @@ class KeyIndex:
         self._keys = Growing(np.dtype(np.uint64), 1)
 
     def __len__(self) -> int:
-        """Number of keys: the next key's place."""
+        """Return the number of keys, which is the place of the next key."""
         return self._count
 
     @property
@@ -79,14 +79,16 @@ class KeyIndex:
         return self._keys.array[: self._count]
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The place of each key, or MISSING."""
+        """Return the place of each key, or MISSING."""
         places, missing = np.empty(len(keys), np.uint64), np.empty(len(keys), np.uint64)
         find(self._segments.table, keys, places, missing, self._wanted)
         self._wanted[:] = 0
         return places
 
     def find_or_add(self, keys: np.ndarray, created: np.ndarray) -> tuple[np.ndarray, int]:
-        """The place of each key, and how many are new: `created` says which (indices of `keys`).
+        """Return the place of each key, and the number of new keys.
+
+        created: an array that takes the indices of the new keys in `keys`
 
         Raises:
             MemoryError: there is no memory for them; nothing has changed.
@@ -103,7 +105,7 @@ class KeyIndex:
         return places, added
 
     def _make_room(self, absent: int) -> None:
-        """For so many keys, which `_wanted` has counted by segment."""
+        """Make room for so many absent keys, which `_wanted` counts by segment."""
         segments, needed = self._segments, self._segments.counts + self._wanted
         self._wanted[:] = 0
         self._keys.reserve(self._count + absent)
@@ -112,7 +114,7 @@ class KeyIndex:
 
 
 def pairs_for(number: int, keys: int) -> int:
-    """A size of segment `number` that has room for so many keys."""
+    """Return a number of pairs with which segment `number` has room for so many keys."""
     first = LEAST_PAIRS * GROWTH ** (number / SEGMENTS)
     steps = ceil(log(max(1.0, keys / FULL / first), GROWTH))
     size: float = first * GROWTH**steps

@@ -33,8 +33,8 @@ def create(
 ) -> None:
     """Write new records: their rows and their state.
 
-    Counters of random rows are the key's hash and a multiple of the column. `initial.fill` counts
-    elements, key * width + column, which would wrap around for keys that use their upper bits.
+    The counter of a random value is the key's hash plus a multiple of the column. `initial.fill`
+    counts elements, key * width + column, which would wrap around for keys with upper bits.
     """
     stride = width + U(state.size)
     for i in range(U(keys.size)):

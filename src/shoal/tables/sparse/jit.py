@@ -29,7 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 config: Any = numba_config
 
 U = np.uint64
-AHEAD = U(16)  # how many keys before it is needed memory is fetched
+AHEAD = U(16)  # memory is fetched so many keys before its use
 
 
 def kernel(function: F, **options: Any) -> F:
@@ -41,12 +41,12 @@ def kernel(function: F, **options: Any) -> F:
     numbas = config.CACHE_DIR
     config.CACHE_DIR = str(folder)
     try:
-        compiled.enable_caching()  # looks now for its place
-    except RuntimeError:  # there is none where it can write
+        compiled.enable_caching()  # chooses its folder now
+    except RuntimeError:  # it can write to no folder
         return kernel_of(function, **options)
     finally:
         config.CACHE_DIR = numbas
-    if Path(compiled.stats.cache_path).parent != folder:  # it could not write there, and chose
+    if Path(compiled.stats.cache_path).parent != folder:  # it could not write there
         return kernel_of(function, **options)
     return cast(F, compiled)
 
@@ -58,8 +58,10 @@ def kernel_of(function: F, **options: Any) -> F:
 
 @cache
 def _folder() -> Path | None:
-    """Where compiled code is kept: $NUMBA_CACHE_DIR, or the user's cache; None if others can write
-    there."""
+    """Return the folder of compiled code: $NUMBA_CACHE_DIR, or one in the user's cache.
+
+    Return None if other users can write there, or if it cannot be made.
+    """
     folder = Path(config.CACHE_DIR or cache_folder(os.environ) / "compiled").absolute()
     try:
         private_folder(folder)
@@ -81,7 +83,7 @@ def _call_prefetch(builder: Any, place: Any) -> None:
 
 
 def _prefetch(_typing: Any, array: Any, index: Any) -> Any:
-    """Have the cache line of `array[index]` fetched; nothing happens where there is none."""
+    """Prefetch the cache line of `array[index]`; an index outside of the array is harmless."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -95,7 +97,7 @@ prefetch: Any = intrinsic(_prefetch)
 
 
 def _fetch(_typing: Any, address: Any) -> Any:
-    """Have the cache line at an address fetched."""
+    """Prefetch the cache line at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _call_prefetch(builder, builder.inttoptr(arguments[0], ir.IntType(8).as_pointer()))
@@ -105,7 +107,7 @@ def _fetch(_typing: Any, address: Any) -> Any:
 
 
 def _word(_typing: Any, address: Any) -> Any:
-    """The uint64 at an address, unchecked."""
+    """Return the uint64 at an address, unchecked."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
@@ -132,5 +134,5 @@ mixed = kernel(splitmix64(U))  # `keys.hash_of`, compiled
 
 
 def warm() -> None:
-    """Have numba ready: the first call of any kernel takes it half a second."""
+    """Call a kernel, so that numba is ready: its first call in a process takes half a second."""
     mixed(U(0))

@@ -32,20 +32,20 @@ FTRL_LR = 0.1
 
 
 class RowMethod(ABC):
-    """Base class: how records change when updates of their rows arrive.
+    """The base class of row methods: how updates change the records of their rows.
 
     A subclass defines `name`, `options`, `dtypes`, `state` and its loop. It keeps only its
     settings. By default `read` copies the row and `merge` adds updates.
 
     Args:
-        options: options of the table's `Access`; missing ones take their defaults.
+        options: the options of the table's `Access`; missing ones take their defaults.
 
     Attributes:
         update: the loop, (records, places, updates, stride, *scalars); see `tables.sparse.records`.
-        scalars: names of the options that the loop receives, after the rate if there is one.
+        scalars: the names of the options that the loop receives, after the rate if there is one.
         creates: whether `create` changes new rows.
-        at_once: records changed before they are read, as many as fit the cache; 0 if all records
-            are changed before one is read.
+        at_once: the number of records that are changed before they are read, which fit the cache;
+            0 if all records are changed before one is read.
 
     Raises:
         UnknownName: an option that this method does not have.
@@ -65,7 +65,7 @@ class RowMethod(ABC):
         self._rate = schedule_lr(self.settings) if "lr" in self.options else None
 
     def state(self, width: int) -> np.ndarray:
-        """The initial state of a row of `width` elements, (n,)."""
+        """Return the initial state of a row of `width` elements, (n,)."""
         return np.empty(0)
 
     def check(self, spec: TableSpec) -> None:  # noqa: B027
@@ -89,19 +89,19 @@ class RowMethod(ABC):
         """Update the records at `places` in place, one after the other.
 
         Args:
-            memory: (m * stride,), a record of `stride` elements at `place * stride`.
-            places: (n,) uint64.
-            updates: (n, width) of the memory's dtype; read only.
-            stride: elements per record.
-            step: number of updates that the shard has had before, >= 0.
-            lr: learning rate in place of the schedule's.
+            memory: the records, (m * stride,); the one of a place begins at `place * stride`.
+            places: the places, (n,) uint64.
+            updates: the updates, (n, width), of the memory's dtype; read only.
+            stride: the number of elements per record.
+            step: the number of updates that the shard has had before, >= 0.
+            lr: the learning rate in place of the schedule's.
         """
         scalars = map(memory.dtype.type, self.values(step, lr))
         self.change(memory, places, updates, U(stride), *scalars)
 
     @final
     def values(self, step: int, lr: float | None) -> list[Any]:
-        """The loop's arguments after the stride: the rate, if there is one, and `scalars`."""
+        """Return the loop's arguments after the stride: the rate, if it has one, and `scalars`."""
         values: list[Any] = [self.settings[option] for option in self.scalars]
         if self._rate is not None:
             values.insert(0, self._rate(step) if lr is None else lr)
@@ -116,11 +116,11 @@ class RowMethod(ABC):
     def merge(
         self, into: np.ndarray, numbers: np.ndarray, updates: np.ndarray, factor: float
     ) -> None:
-        """into[numbers[i]] += factor updates[i]: merges pushes of a round, or of equal keys."""
+        """Merge updates of a round or of equal keys: into[numbers[i]] += factor updates[i]."""
         records.add_rows(into.reshape(-1), numbers, updates, into.dtype.type(factor))
 
     def read(self, memory: np.ndarray, places: np.ndarray, out: np.ndarray, stride: int) -> None:
-        """Fill a pull from the records at `places`: (n, width) into `out`."""
+        """Fill `out`, (n, width), with the rows of the records at `places`."""
         records.gather(memory, places, out, U(stride))
 
 
@@ -313,7 +313,7 @@ _USER_DEFINED = (
 
 
 def row_method_of(spec: TableSpec) -> RowMethod:
-    """The row method of a sparse table.
+    """Return the row method of a sparse table.
 
     Raises:
         UnknownName: no such method, or the method has no such option.

@@ -1,11 +1,11 @@
 """Records: rows with their state side by side, in one flat array, and the loops over them.
 
-A record is `stride` elements long; its row comes first, then what the row method keeps. `places`
-are numbers of records. What the loops of updates compute is said in `tables.sparse.optimizers`;
-scalars are of the records' type, so that nothing is computed in a wider one.
+A record is `stride` elements long: its row, and then the state of the row method. `places` are
+numbers of records. `tables.sparse.optimizers` defines the updates that the loops compute; scalars
+have the records' dtype, so that nothing is computed in a wider one.
 
-Each loop is written out: what numba compiles around another function it cannot keep on disk, and
-every process would wait a second for it.
+Each loop is written out: numba cannot keep code on disk that it compiles around another function,
+and every process would wait a second for it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def gather(records: Any, places: Any, out: Any, stride: Any) -> None:
 
 @kernel
 def add_rows(into: Any, numbers: Any, updates: Any, factor: Any) -> None:
-    """into[numbers[i]] += factor updates[i], in the order of i."""
+    """Compute into[numbers[i]] += factor updates[i], in the order of i."""
     width, flat = U(updates.shape[1]), updates.reshape(updates.size)
     for i in range(U(numbers.size)):
         row, at = numbers[i] * width, i * width
@@ -136,7 +136,7 @@ def ftrl(
 ) -> None:
     count, width, flat = U(places.size), U(updates.shape[1]), updates.reshape(updates.size)
     zero = records.dtype.type(0)
-    if not rate > zero:  # a schedule's end: nothing moves, where σ would be infinite
+    if not rate > zero:  # at the end of a schedule: σ would be infinite
         return
     for i in range(count):
         if i + AHEAD < count:

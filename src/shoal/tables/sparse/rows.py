@@ -23,11 +23,11 @@ from shoal.tables.staging import Shard
 
 
 class SparseRows(Shard):
-    """Records by key: an index says at which place the record of a key is.
+    """Records by key: an index maps each key to the place of its record.
 
     Attributes:
-        records: flat; a row and its state are `stride` elements.
-        keys: of the records.
+        records: the records in one flat array; a row and its state are `stride` elements.
+        keys: the keys of the records, by place.
     """
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
@@ -46,7 +46,7 @@ class SparseRows(Shard):
         return KeyIndex()
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self._index)
 
     @property
@@ -59,15 +59,17 @@ class SparseRows(Shard):
 
     @property
     def evicted(self) -> int:
-        """Number of evicted rows."""
+        """The number of evicted rows."""
         return self._index.evicted
 
     # ------------------------------------------------------------------ memory
 
     @property
     def nbytes(self) -> int:
-        """What its rows take, also while a segment grows: memory is touched as rows are written,
-        so that what is mapped beyond them does not count."""
+        """The bytes that the rows take, also while a segment grows.
+
+        Memory that is mapped beyond the rows is not touched, and does not count.
+        """
         return INDEX_BYTES + len(self) * self.new_row_bytes
 
     def new_keys(self, pushes: Sequence[StagedKeys]) -> int:
@@ -98,7 +100,7 @@ class SparseRows(Shard):
     # ------------------------------------------------------------------ places
 
     def _places(self, keys: np.ndarray) -> np.ndarray:
-        """The places of the keys' records; absent ones are created.
+        """Return the places of the keys' records, and create absent ones.
 
         Raises:
             AccessFailed: there is no memory for them; no row has changed.
@@ -113,7 +115,7 @@ class SparseRows(Shard):
 
     def _found(self, keys: np.ndarray) -> np.ndarray:
         created = np.empty(len(keys), np.uint64)
-        self._reserve(len(keys))  # or fails before any change
+        self._reserve(len(keys))  # fails before any change, if at all
         places, added = self._index.find_or_add(keys, created)
         if added:
             new = created[:added]
@@ -121,7 +123,7 @@ class SparseRows(Shard):
         return places
 
     def _places_of_created(self, keys: np.ndarray) -> np.ndarray:
-        """The same for a method that may raise: new rows are created before they get places."""
+        """Return the places; create absent rows first, because the method may raise."""
         missing = np.flatnonzero(self._index.find(keys) == MISSING)
         fresh = self._new_records(keys[missing])
         created = np.empty(len(keys), np.uint64)
@@ -135,7 +137,7 @@ class SparseRows(Shard):
         self._records.reserve(min(len(self) + more, self._index.most))
 
     def _new_records(self, keys: np.ndarray) -> np.ndarray:
-        """The initial records of these keys, (n, stride)."""
+        """Return the initial records of these keys, (n, stride)."""
         fresh = np.empty((len(keys), self.stride), self.dtype)
         self._write_new(fresh.reshape(-1), np.arange(len(keys), dtype=np.uint64), keys)
         if self.method.creates:

@@ -1,8 +1,8 @@
-"""Segments: open-addressing tables of (key, place + 1) pairs, in memory of their own.
+"""Segments: open-addressing tables of (key, place + 1) pairs, each in its own memory.
 
-A key's hash says which segment it is in, and where in it its pair is looked for first; from there
-on by linear probing, until it or an empty pair is found. Segments have any number of pairs, so that
-each may grow when it likes; kernels know them by (address, pairs), two numbers a segment.
+The hash of a key determines its segment, and the pair at which a linear probe for the key starts.
+The probe ends at the key's pair or at an empty one. A segment has any number of pairs, so that each
+grows independently. Kernels know a segment by two numbers, (address, pairs).
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import numpy as np
 
 from shoal.tables.sparse.jit import AHEAD, U, fetch, kernel, mixed, put, word
 
-FULL = 0.7  # pairs that are taken, at most
+FULL = 0.7  # the largest share of pairs that are taken
 PAIR = U(16)  # bytes
-PLACE = U(8)  # of a pair: where its second number is
+PLACE = U(8)  # bytes from a pair to its second number
 LOW = U((1 << 32) - 1)
 MAPPED = 1 << 16  # bytes from which on a segment's memory is mapped, and given back to the system
 _NOTHING = np.empty(0, np.uint64)
 
 
 def pages(nbytes: int) -> mmap.mmap:
-    """Fresh zeroed memory of this process, which grows in place.
+    """Return fresh zeroed memory of this process, which grows in place.
 
-    In small pages: a large one is found and zeroed as a whole when it is first touched, for which
-    one request would wait (20 ms, at times). What large ones save, kernels hide that fetch ahead.
+    Its pages are small: a large page is found and zeroed as a whole when it is first touched, and a
+    request would wait for that (20 ms, at times). Kernels that fetch ahead hide the cost of small
+    pages.
     """
     return mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
@@ -35,8 +36,8 @@ def pages(nbytes: int) -> mmap.mmap:
 class Segments:
     """The memory of some segments, a power of two of them.
 
-    table:   (2 n,) uint64: address and pairs of each
-    counts:  (n,) uint64, pairs taken
+    table:   the address and the number of pairs of each, (2 n,) uint64
+    counts:  the number of pairs taken in each, (n,) uint64
     """
 
     def __init__(self, count: int) -> None:
@@ -51,13 +52,13 @@ class Segments:
         return self.table[1::2]
 
     def grow(self, number: int, pairs: int) -> None:
-        """Give a segment more memory; its pairs find their places in it.
+        """Give a segment memory for more pairs, and put its pairs where probes find them.
 
-        Large ones stay where they are (their pages may be moved, uncopied): memory that was never
-        touched costs more than all else that is done here.
+        A large segment keeps its memory pages, which may be moved but are not copied: to touch
+        fresh memory would cost more than everything else here.
 
         Raises:
-            MemoryError: there is none; nothing has changed
+            MemoryError: there is no memory; nothing has changed
         """
         before = self.table[2 * number : 2 * number + 2]
         memory, nbytes, taken = self._memory[number], int(PAIR) * pairs, int(before[1])
@@ -84,7 +85,7 @@ def address_of(memory: np.ndarray | mmap.mmap) -> int:
 
 
 def array_at(memory: mmap.mmap, dtype: np.dtype[Any]) -> np.ndarray:
-    """The whole memory as an array without a reference: referenced memory cannot grow.
+    """Return the whole memory as an array without a reference: referenced memory cannot grow.
 
     Numba never releases the arguments of a function that raises.
     """
@@ -94,19 +95,19 @@ def array_at(memory: mmap.mmap, dtype: np.dtype[Any]) -> np.ndarray:
 
 @kernel
 def home(base: Any, pairs: Any, hashed: Any) -> Any:
-    """The address where the probe for a key starts."""
+    """Return the address where the probe for a key starts."""
     return base + (((hashed & LOW) * pairs) >> U(32)) * PAIR
 
 
 @kernel
 def segment_of(table: Any, hashed: Any) -> Any:
-    """The segment of a hash, from its middle bits: a server's keys may share their upper bits."""
+    """Return the segment of a hash, from its middle bits: keys of a server may share upper bits."""
     return (hashed >> U(32)) & U(table.size // 2 - 1)
 
 
 @kernel
 def probe(base: Any, pairs: Any, key: Any, hashed: Any) -> Any:
-    """The address of the key's pair, or of the empty pair where it belongs."""
+    """Return the address of the key's pair, or of the empty pair where it belongs."""
     at, end = home(base, pairs, hashed), base + pairs * PAIR
     while word(at + PLACE) != U(0) and word(at) != key:
         at += PAIR
@@ -117,9 +118,10 @@ def probe(base: Any, pairs: Any, key: Any, hashed: Any) -> Any:
 
 @kernel
 def find(table: Any, keys: Any, places: Any, missing: Any, wanted: Any) -> Any:
-    """Fill the place of each key, all ones if absent; list absent keys in `missing`, count them.
+    """Fill the place of each key, all ones if absent; return the number of absent keys.
 
-    wanted: counts them by segment
+    missing: an array that takes the indices of the absent keys
+    wanted: an array that counts the absent keys by segment
     """
     count, absent = U(keys.size), U(0)
     for i in range(count):
@@ -143,9 +145,9 @@ def find(table: Any, keys: Any, places: Any, missing: Any, wanted: Any) -> Any:
 def add(
     table: Any, counts: Any, keys: Any, places: Any, missing: Any, absent: Any, first: Any
 ) -> Any:
-    """Add the keys that were missing, at places from `first` on; returns how many they were.
+    """Add the missing keys at places from `first` on; return the number of added keys.
 
-    A key that is missing twice is added once. `missing` keeps the numbers of those that were added.
+    A key that is missing twice is added once. `missing` keeps the indices of the added keys.
     """
     added = U(0)
     for n in range(absent):
@@ -178,7 +180,7 @@ def _move(old: Any, old_pairs: Any, base: Any, pairs: Any) -> None:
 
 @kernel
 def _spread(base: Any, taken: Any, pairs: Any, scratch: Any) -> None:
-    """Put the first `taken` pairs of a segment where they are looked for among `pairs`."""
+    """Move the first `taken` pairs of a segment to where probes among `pairs` find them."""
     for i in range(U(2) * taken):
         scratch[i] = word(base + i * U(8))
         put(base + i * U(8), U(0))

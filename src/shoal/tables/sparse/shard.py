@@ -31,8 +31,8 @@ class SparseShard(SparseRows):
     """The rows of the hash slots `held`, each with its state, in the order of their creation.
 
     Attributes:
-        updates: number of pushes applied: the step of a schedule.
-        syncing: whether rows are still being received; those that are not here are not changed.
+        updates: the number of pushes applied, which is the step of a schedule.
+        syncing: whether rows are still being received; pushes change only rows that are here.
     """
 
     def __init__(self, spec: TableSpec, held: KeyRange) -> None:
@@ -40,7 +40,7 @@ class SparseShard(SparseRows):
         self.updates = 0
         self._staging = Staging()
         self._touched = Touched()
-        self._fresh: tuple[StagedKeys, np.ndarray] | None = None  # read with the latest change
+        self._fresh: tuple[StagedKeys, np.ndarray] | None = None  # rows read with the latest change
         self._load_loops()
 
     def _load_loops(self) -> None:
@@ -52,7 +52,7 @@ class SparseShard(SparseRows):
     # ------------------------------------------------------------------ arrival
 
     def stage(self, rows: KeyRange, keys: int) -> StagedKeys:
-        """Staging memory for a push of `keys` keys in the slots `rows`."""
+        """Return staging memory for a push of `keys` keys in the slots `rows`."""
         start = -(-8 * keys // ALIGN) * ALIGN
         size = keys * self.spec.row_bytes
         memory = self._staging.take(start + size)
@@ -60,11 +60,11 @@ class SparseShard(SparseRows):
         return StagedKeys(rows, memory, keys, values)
 
     def stage_told(self, rows: KeyRange, keys: int) -> StagedKeys:
-        """Staging memory for a push that the head of the chain has applied."""
+        """Return staging memory for a push that the head of the chain has applied."""
         return self.stage(rows, keys)
 
     def stage_keys(self, rows: KeyRange, keys: int) -> StagedKeys:
-        """Staging memory for the keys of a pull."""
+        """Return staging memory for the keys of a pull."""
         none = np.empty((0, self.spec.width), self.dtype)
         return StagedKeys(rows, self._staging.take(8 * keys), keys, none)
 
@@ -74,12 +74,12 @@ class SparseShard(SparseRows):
             self._released.append(staged)
         elif not staged.kept and not staged.retained and staged.memory is not None:
             self._staging.give(staged.memory)
-            staged.memory = None  # not twice: two requests would have it
+            staged.memory = None  # not twice: two requests would share it
 
     # ------------------------------------------------------------------ updates
 
     def apply(self, staged: StagedKeys, lr: float | None) -> None:
-        """Apply a push; with `kept` keys, read them for the pull while they are in the cache."""
+        """Apply a push; if a pull reads its keys, read their rows while they are in the cache."""
         self._fresh = out = None
         if staged.kept and self.method.at_once and not self.spec.max_rows:
             out = room_for(self.spec, len(staged.keys), self.dtype)
@@ -131,7 +131,7 @@ class SparseShard(SparseRows):
             self.method.merge(merged, mine, staged.values, factor)
             at += len(mine)
         update = StagedKeys(self.held, keys.view(np.uint8), len(keys), merged)
-        update.retained = True  # its memory is its own
+        update.retained = True  # its memory is not from the pool
         lr = contributions[0][1]
         self.apply(update, lr)
         return MergedKeys(self.held, lr, tuple(update.views))
@@ -152,7 +152,7 @@ class SparseShard(SparseRows):
     # ------------------------------------------------------------------ reads
 
     def read_keys(self, staged: StagedKeys) -> memoryview:
-        """A copy of the rows of `staged.keys`."""
+        """Return a copy of the rows of `staged.keys`."""
         if self._fresh is not None and self._fresh[0] is staged:
             out = self._fresh[1]
             self._fresh = None
@@ -172,47 +172,50 @@ class SparseShard(SparseRows):
     # ------------------------------------------------------------------ replicas
 
     def sync(self, on: bool) -> None:
-        """The same; a shard that was opened with the rows of a checkpoint has none while syncing:
-        they are older than the rows that come, and at other places."""
+        """Record whether rows are still coming from another replica.
+
+        A shard that was opened with the rows of a checkpoint drops them first: they are older than
+        the rows that come, and at other places.
+        """
         if on and not self.syncing and len(self):
             self._index = self._new_index()
         super().sync(on)
 
     def split(self, ranges: Sequence[KeyRange]) -> list[SparseShard]:
-        """Split into shards of these slots."""
+        """Return the shards of these ranges of slots, with copies of the rows."""
         parts = [type(self)(self.spec, rows) for rows in ranges]
         for part in parts:
             part.restore(self.held, self.state(), same=True)
         return parts
 
     def part_of(self, staged: StagedKeys, rows: KeyRange) -> StagedKeys:
-        """The part of a push for some of its slots, staged here."""
+        """Return a copy of the part of a push for some of its hash slots, staged here."""
         mine = within(staged.keys, rows.start, rows.stop)
         part = self.stage(rows, int(mine.sum()))
         part.keys[:], part.values[:] = staged.keys[mine], staged.values[mine]
         return part
 
     def snapshot(self, at: int, nbytes: int) -> Snapshot:
-        """A copy of the records from place `at` on, of about `nbytes` bytes."""
+        """Return a copy of the records from place `at` on, of about `nbytes` bytes."""
         size = 8 + self.stride * self.dtype.itemsize
         stop = min(len(self), at + max(1, nbytes // size))
         views = copied(self._tensors(at, stop))
         return Snapshot(self.held, stop - at, views, stop, stop == len(self))
 
     def _tensors(self, at: int, stop: int) -> list[Tensor]:
-        """The tensors of a snapshot of the rows at these places."""
+        """Return the tensors of a snapshot of the rows at these places."""
         keys = torch.from_numpy(self.keys[at:stop].view(np.int64))
         records = torch.from_numpy(self.records[at * self.stride : stop * self.stride])
         return [torch.tensor([self.updates]), keys, records]
 
     def sample(self, at: int, nbytes: int) -> Sample:
-        """The keys from place `at` on, whose records have about `nbytes` bytes."""
+        """Return the keys from place `at` on, whose records have about `nbytes` bytes."""
         stop = min(len(self), at + max(1, nbytes // (self.stride * self.dtype.itemsize)))
         after = 0 if stop == len(self) else stop
         return Sample(self.held, self.keys[at:stop].copy(), after)
 
     def digest(self, rows: KeyRange, keys: np.ndarray) -> int:
-        """A digest of the records of these keys; of absent keys, of their initial records."""
+        """Return a digest of the records of these keys; absent keys have their initial records."""
         places = self._index.find(keys)
         here = places != MISSING
         records = np.empty((len(keys), self.stride), self.dtype)
@@ -223,16 +226,16 @@ class SparseShard(SparseRows):
         return crc32([torch.tensor([self.updates]), torch.from_numpy(records)])
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
-        """Staging memory for a snapshot of `keys` keys."""
+        """Return staging memory for a snapshot of `keys` keys."""
         return StagedSnapshot(rows, self._shapes(keys))
 
     def _shapes(self, keys: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-        """The dtypes and shapes of `_tensors`."""
+        """Return the dtypes and shapes of `_tensors`."""
         dtype = torch.from_numpy(np.empty(0, self.dtype)).dtype
         return [(torch.int64, (1,)), (torch.int64, (keys,)), (dtype, (keys, self.stride))]
 
     def install(self, staged: StagedSnapshot) -> None:
-        """Set records to another replica's snapshot; one that is none changes nothing."""
+        """Set records to another replica's snapshot; an invalid one changes nothing."""
         updates, sent, records = (each.numpy() for each in staged.tensors[:3])
         keys = sent.view(np.uint64)
         refuse(self.spec.name, updates[0] < 0, "a count below 0")
@@ -250,7 +253,7 @@ class SparseShard(SparseRows):
     # ------------------------------------------------------------------ scans
 
     def scan(self, rows: KeyRange) -> memoryview:
-        """All rows of these slots: their number (int64), their keys, and their values."""
+        """Return all rows of these slots: their number (int64), their keys, and their values."""
         count = len(self)
         places = np.flatnonzero(within(self.keys[:count], rows.start, rows.stop))
         out = np.empty(8 + len(places) * (8 + self.spec.row_bytes), np.uint8)
@@ -264,17 +267,19 @@ class SparseShard(SparseRows):
     # ------------------------------------------------------------------ disk
 
     def state(self, copied: bool = False) -> dict[str, torch.Tensor]:
-        """The tensors of a checkpoint: `keys` (int64 bits), `records` (n, stride), `updates`.
+        """Return the tensors of a checkpoint: `keys` as int64, `records` (n, stride), `updates`.
 
-        copied: begin to mark changes, for `changes`
+        copied: whether to begin to mark changes, for `changes`
         """
         if copied:
             self._touched.begin(len(self))
         return {**self._rows_at(slice(len(self))), **self._counts()}
 
     def changes(self) -> dict[str, torch.Tensor] | None:
-        """The rows that have changed since this or `state` was called, with their `places`; None
-        if the whole state has to be written."""
+        """Return the rows that have changed since the last checkpoint, with their `places`.
+
+        Return None if the whole state has to be written.
+        """
         places = self._touched.since(len(self))
         if not self._touched.begun or 2 * len(places) > len(self):
             return None
@@ -288,12 +293,15 @@ class SparseShard(SparseRows):
         return {name: torch.from_numpy(each.copy()) for name, each in found.items()}
 
     def _counts(self) -> dict[str, torch.Tensor]:
-        """The tensors of a checkpoint besides rows."""
+        """Return the tensors of a checkpoint other than rows."""
         return {"updates": torch.tensor([self.updates])}
 
     def restore(self, held: KeyRange, state: dict[str, torch.Tensor], same: bool) -> None:
-        """Restore the rows of a checkpointed shard that belong here, and with the `same` access
-        method their state. Of several shards' numbers of updates the largest one counts."""
+        """Restore the rows of a checkpointed shard that belong here.
+
+        With the `same` access method, restore their state as well. The number of updates is the
+        largest of those of all restored shards.
+        """
         keys, records = state["keys"].numpy().view(np.uint64), state["records"].numpy()
         mine = within(keys, self.held.start, self.held.stop)
         keys, records = keys[mine], records[mine]
@@ -310,9 +318,9 @@ class SparseShard(SparseRows):
     # ------------------------------------------------------------------ places
 
     def _placed(self, staged: StagedKeys) -> Iterator[tuple[Any, np.ndarray]]:
-        """The parts of a push to apply together: indices of keys, and their places.
+        """Yield the parts of a push to apply together: indices of keys, and their places.
 
-        While the shard is syncing, only the keys that are here.
+        While the shard is syncing, these are only the keys that are here.
         """
         if self.syncing:
             places = self._index.find(staged.keys)

@@ -18,12 +18,12 @@ class StagedKeys:
 
     Attributes:
         rows: the hash slots of the keys.
-        keys: (n,) uint64, in any order.
-        values: (n, width) of the table's dtype; (0, width) for a pull.
+        keys: the keys, (n,) uint64, in any order.
+        values: the values, (n, width), of the table's dtype; (0, width) for a pull.
         kept: whether a pull reads the same keys after the push is applied.
         only_read: whether a pull creates no rows.
         retained: whether the memory is also sent to other servers.
-        places: (n,) uint64, the place of each key, if it is sent to other servers.
+        places: the place of each key, (n,) uint64, if they are sent to other servers.
         told: whether the places come from the head of the chain.
     """
 
@@ -67,10 +67,10 @@ class StagedKeys:
 
 
 def room_for(spec: TableSpec, keys: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Memory for the rows of an answer, taken before anything changes.
+    """Return memory for the rows of an answer, taken before anything changes.
 
     Raises:
-        AccessFailed: there is none.
+        AccessFailed: there is no memory.
     """
     try:
         return np.empty((keys, spec.width), dtype)

@@ -60,9 +60,9 @@ def access_method(
     Args:
         name: the name for the table's `Access`; not a built-in method's.
         apply: apply(row, state, update, *options) applies a push to a row.
-        state: elements of a row's state, as a function of the row's elements; none by default.
-        options: names and defaults of numeric options, which `apply` receives in this order. `lr`
-            has to come first; it may have a schedule.
+        state: the number of elements of a row's state, from that of the row; 0 by default.
+        options: the names and defaults of numeric options, which `apply` receives in this order.
+            `lr` has to come first; it may have a schedule.
         init: init(key, seed, row, state) initialises a new row.
         read: read(row, state, out) fills a pull; copies the row by default.
         merge: merge(into, update, factor) merges pushes of one row; adds them by default.
@@ -116,7 +116,7 @@ def access_method(
 class CustomRows(RowMethod):
     """A row method whose loops call a user's functions; `access_method` makes its subclasses."""
 
-    at_once = 0  # all rows are changed before any is read: a function that raises undoes the push
+    at_once = 0  # all rows change before any is read: a push whose function raises is undone
     functions: ClassVar[dict[str, Function]]
     state_of: ClassVar[Callable[[int], int]]
 
@@ -175,7 +175,7 @@ class CustomRows(RowMethod):
             )
         try:
             self._compiled[name].compile(tuple(typeof(each) for each in arguments))
-        except Exception as error:  # not all of numba's are a `NumbaError`
+        except Exception as error:  # not all of numba's errors are a `NumbaError`
             report = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
             report = report or type(error).__name__
             raise InvalidValue(f"{title} cannot be compiled by numba: {report[:300]}") from None
@@ -227,7 +227,7 @@ class CustomRows(RowMethod):
 
 
 def _may_raise(function: Any) -> bool:
-    """Whether the compiled code of a function can return another status than 0."""
+    """Return whether the compiled code of a function can return another status than 0."""
     for each in function.overloads.values():
         name, text = re.escape(each.fndesc.llvm_func_name), each.library.get_llvm_str()
         found = re.search(rf'define[^\n]*@"?{name}"?\(.*?\n}}', text, re.DOTALL)
@@ -238,7 +238,7 @@ def _may_raise(function: Any) -> bool:
 
 
 def _part(_typing: Any, array: Any, start: Any, size: Any) -> Any:
-    """`array[start : start + size]` as an array without reference counting."""
+    """Return `array[start : start + size]` as an array without reference counting."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         whole = context.make_array(signature.args[0])(context, builder, arguments[0])

@@ -19,12 +19,12 @@ from shoal.errors import DataCorrupt, InvalidValue
 if TYPE_CHECKING:
     import pyarrow
 
-LOOKED_AT = 4  # texts of a column that may be one of datetimes
+LOOKED_AT = 4  # texts that show whether a column may have datetimes
 YEARS = -62_135_596_800, 253_402_300_800  # seconds since 1970 of the years 1 and 10000
 
 
 def kind_of(kind: pyarrow.DataType) -> Literal["category", "number", ""]:
-    """Return what a column of a type is by default; "" if values of the type have no key."""
+    """Return the default kind of a column of a type; "" if values of the type have no key."""
     from pyarrow import types
 
     while types.is_dictionary(kind) or types.is_run_end_encoded(kind):
@@ -38,9 +38,9 @@ def kind_of(kind: pyarrow.DataType) -> Literal["category", "number", ""]:
 class Distinct(msgspec.Struct, frozen=True):
     """The distinct values of a column.
 
-    texts:   of the values; "" where one is missing
-    places:  (n,), for each row the place of its value
-    final:   whether the texts are those of keys; else `meanings` has to make these of them
+    texts:   the texts of the values; "" where a value is missing
+    places:  (n,), the place in `texts` of each row's value
+    final:   whether the texts are those of keys; if not, `meanings` has to convert them
     """
 
     texts: list[str]
@@ -94,19 +94,20 @@ def _times(values: pyarrow.Array) -> list[str]:
         values = values.cast(pyarrow.date32()).cast(pyarrow.timestamp("s"))
     unit, zone = values.type.unit, "" if values.type.tz is None else "Z"
     values = values.cast(pyarrow.timestamp(unit))
+    # pyarrow cannot spell other years than YEARS
     bounds = compute.min_max(values.cast(pyarrow.int64())).as_py()
     a_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
     if bounds["min"] is not None and not (
         YEARS[0] * a_second <= bounds["min"] <= bounds["max"] < YEARS[1] * a_second
     ):
-        return texts_of_times(values.to_numpy(zero_copy_only=False), zone)  # pyarrow cannot
+        return texts_of_times(values.to_numpy(zero_copy_only=False), zone)
     return _listed(_spelled(values, zone))
 
 
 def _moments(texts: pyarrow.Array) -> pyarrow.Array | None:
     """Return the keys' texts of distinct texts that are all datetimes; None if one is not.
 
-    The texts are those of `meanings`, and pyarrow is faster.
+    The texts equal those of `meanings`, and pyarrow is faster.
     """
     import pyarrow
     from pyarrow import compute
@@ -163,7 +164,7 @@ def numbers(column: pyarrow.Array) -> np.ndarray:
         if kind_of(column.type) != "number":
             raise DataCorrupt(f"values of type {column.type} are no numbers")
         if types.is_decimal(column.type):
-            column = column.cast("string")  # as it is correctly rounded
+            column = column.cast("string")  # a text is rounded correctly
     found: np.ndarray = column.cast(pyarrow.float64(), safe=False).to_numpy(zero_copy_only=False)
     return found
 

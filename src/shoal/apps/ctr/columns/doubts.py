@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROWS_LEAST = 100  # fewer rows give no warning
 NEARLY_ALL = 0.9  # share of the rows with distinct values
-CODES_LEAST, BUCKETS_MOST = 8, 2  # so many values in so few buckets are codes
+CODES_LEAST, BUCKETS_MOST = 8, 2  # so many values or more in so few buckets or fewer are codes
 EXACT = 2.0**53  # integers below are exact as float64
 CODE_WORDS = ["id", "ids", "code", "codes", "zip", "zipcode", "postcode", "sku", "phone", "hash"]
 
@@ -53,7 +53,7 @@ def unique_ids(
 ) -> list[str]:
     """Warn about columns of categories whose values nearly all occur once.
 
-    seen: by all workers
+    seen: the texts that all workers have seen, by column
     """
     found = {}
     for name, each in seen.items():
@@ -72,7 +72,7 @@ def unique_ids(
 
 
 def _why_codes(name: str, values: np.ndarray) -> str:
-    """Why a column of numbers looks like one of codes; "" if it does not."""
+    """Return the reason why a column of numbers looks like codes; "" if it does not."""
     values = values[np.isfinite(values)]
     if len(values) < ROWS_LEAST or (values != np.floor(values)).any():
         return ""

@@ -25,12 +25,12 @@ CHOOSE = "--categorical and --numeric name the columns to use"
 class Columns:
     """The columns of a table that a run uses, and batches of their keys.
 
-    keys:      the keys of each column of categories; missing ones are added
+    keys:      the keys of each column of categories; missing columns are added
     labelled:  whether the table has the label's column
     chosen:    whether the columns were chosen by their types, because the run names none
 
     Raises:
-        DataCorrupt: the table has no such columns, or a column of a type without keys.
+        DataCorrupt: the table lacks a column, or has a column of a type without keys.
         InvalidValue: a column is named twice.
     """
 
@@ -60,10 +60,10 @@ class Columns:
         return [*self.categorical, *self.numeric, *label]
 
     def encoded(self, table: pyarrow.RecordBatch) -> Batch:
-        """Return the keys of the rows of a part of the table.
+        """Return the keys of the rows of a part of the table, as a batch.
 
         Raises:
-            DataCorrupt: a label is no label, a number is none, or a text is not UTF-8
+            DataCorrupt: a label is unknown, a number is malformed, or a text is not UTF-8
         """
         keys, there = [], []
         for name in self.categorical:
@@ -103,7 +103,7 @@ class Columns:
             ) from None
 
     def _labels(self, column: Distinct) -> np.ndarray:
-        """Labels, (n,) float32: 1 of clicks, else 0."""
+        """Return the labels, (n,) float32: 1 for a click, else 0."""
         found = []
         for text in map(_label_text, column.texts):
             if self._positive:
@@ -125,12 +125,12 @@ class Columns:
 
 
 def _label_text(text: str) -> str:
-    """Return the text by which a label counts."""
+    """Return the text by which a label is compared."""
     return text_of_text(text) or text.strip()
 
 
 def _bucket_keys(name: str, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the keys of a column of numbers, and which rows have one."""
+    """Return the keys of a column of numbers, and a mask of the rows that have one."""
     found, there = buckets(values)
     distinct, places = np.unique(found, return_inverse=True)
     return keys_of(name, map(str, distinct.tolist()))[places], there
@@ -168,7 +168,7 @@ def check_columns(named: Sequence[str], known: Sequence[str], name: str) -> None
     """Refuse a table that lacks columns.
 
     Raises:
-        DataCorrupt: it does
+        DataCorrupt: the table lacks a column
     """
     absent = sorted({*named} - {*known})
     if absent:

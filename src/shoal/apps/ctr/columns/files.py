@@ -22,7 +22,7 @@ SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
-CODE = "^-?0[0-9]"  # digits that are no number
+CODE = "^-?0[0-9]"  # digits that are a code, not a number
 
 
 class TableFile(ABC):
@@ -45,13 +45,13 @@ class TableFile(ABC):
 class ParquetFile(TableFile):
     """A Parquet file.
 
-    wanted: names of columns
+    wanted: the names of the columns that `batches` reads
     """
 
     def __init__(self, path: Path, wanted: Sequence[str] = ()) -> None:
         import pyarrow.parquet
 
-        opened(path).close()  # an error that says why it cannot be read
+        opened(path).close()  # raises an error with the reason if the file cannot be read
         self.file = pyarrow.parquet.ParquetFile(path)
         self._wanted = list(wanted)
         self.schema = self.file.schema_arrow
@@ -61,10 +61,10 @@ class ParquetFile(TableFile):
 
 
 class CsvFile(TableFile):
-    """A CSV file with a header; the types that are not given are those of the first rows.
+    """A CSV file with a header; types that are not given are inferred from the first rows.
 
-    wanted:   types of the columns, by name; {}: all columns
-    bad_line: is called with a malformed line, and returns "skip" or "error"
+    wanted:   the types of the columns to read, by name; {}: all columns
+    bad_line: the function that is called with a malformed line, and returns "skip" or "error"
     """
 
     def __init__(

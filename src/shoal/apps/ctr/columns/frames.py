@@ -18,12 +18,12 @@ from shoal.extras import require
 if TYPE_CHECKING:
     import pyarrow
 
-STREAM = "__arrow_c_stream__"  # of tables of pyarrow, pandas (2.2 and later), polars and others
-OBJECTS = np.dtype(object)  # of a column of pandas or numpy with Python objects
+STREAM = "__arrow_c_stream__"  # a method of tables of pyarrow, pandas (from 2.2 on) and polars
+OBJECTS = np.dtype(object)  # the type of a pandas or numpy column of Python objects
 
 
 def is_table(rows: object) -> bool:
-    """Whether rows are a table: a dictionary of columns, or what gives pyarrow its columns."""
+    """Return whether rows are a table: a dictionary, or an object with an Arrow stream."""
     return isinstance(rows, Mapping) or hasattr(rows, STREAM)
 
 
@@ -35,7 +35,7 @@ def batch_of_table(spec: CtrSpec, rows: Any) -> Batch:
 
     Raises:
         DataCorrupt: a column is missing, or has values without keys; no rows
-        InvalidValue: a column is no list of values
+        InvalidValue: a column is not a list of values
         PackageMissing: pyarrow is not installed
     """
     require("pyarrow", "a prediction of rows in a table")
@@ -58,7 +58,7 @@ def batch_of_table(spec: CtrSpec, rows: Any) -> Batch:
 
 
 def _of_columns(spec: CtrSpec, rows: Any) -> pyarrow.Table:
-    """Return the columns that the run uses of a dictionary or a pandas table."""
+    """Return the columns of a dictionary or a pandas table that the run uses."""
     import pyarrow
 
     label, numeric = spec.label or "label", spec.columns(spec.numeric)
@@ -82,7 +82,7 @@ def _of_columns(spec: CtrSpec, rows: Any) -> pyarrow.Table:
 
 def _length(column: Any) -> int:
     if isinstance(column, str | bytes):
-        raise TypeError("got text")  # whose characters are no values
+        raise TypeError("got text")  # its characters are not values
     return len(column)
 
 

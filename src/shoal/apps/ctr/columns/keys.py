@@ -42,7 +42,7 @@ NUMBER = re.compile(
     re.IGNORECASE,
 )
 
-ZERO, NEGATIVE = 1 << 20, 1 << 21  # the bucket of 0; what is added to those of negative numbers
+ZERO, NEGATIVE = 1 << 20, 1 << 21  # the bucket of 0; the offset of the buckets of negative numbers
 SIZES = range(4 * -1074, 4 * 1024 + 1)  # buckets of positive numbers
 
 
@@ -69,8 +69,8 @@ def key(column: str, value: object, *, numeric: bool = False, hash_bits: int = 0
         time             12:30:00.5, without trailing zeros of the fraction
         text             the text without blanks at its ends
 
-    Files of text spell values in several ways. Therefore some texts count as the value that a
-    program has written so:
+    Files of text spell values in several ways. Therefore some texts count as the value that they
+    spell:
 
         missing          "", NA, N/A, <NA>, NaN, nan, NaT, null, NULL, None, ?
         bool             True, TRUE, true, False, FALSE, false
@@ -136,7 +136,7 @@ def key(column: str, value: object, *, numeric: bool = False, hash_bits: int = 0
 
 
 def keys_of(column: str, texts: Iterable[str]) -> np.ndarray:
-    """Return the keys of texts of `text_of`, (n,) uint64."""
+    """Return the keys of texts that `text_of` has returned, (n,) uint64."""
     return joined(digests_of(column, texts))
 
 
@@ -172,7 +172,7 @@ def text_of(value: Any) -> str | None:
     """Return the key's text of a category, as `key` defines it; None if it is missing.
 
     Raises:
-        InvalidValue: as `key`
+        InvalidValue: as in `key`
     """
     if isinstance(value, str):
         return text_of_text(value)
@@ -180,7 +180,7 @@ def text_of(value: Any) -> str | None:
         return None
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
-    if isinstance(value, np.timedelta64):  # which is an integer of numpy's
+    if isinstance(value, np.timedelta64):  # numpy counts it as an integer
         raise _no_category(value)
     if isinstance(value, int | np.integer):
         if int(value).bit_length() > 3 * DIGITS_MOST:
@@ -212,8 +212,8 @@ def is_missing(value: Any) -> bool:
     if isinstance(value, Decimal):
         return value.is_nan()
     if isinstance(value, float | np.floating | np.datetime64 | np.timedelta64 | date):
-        return bool(value != value)  # also NaT of pandas, which is a datetime
-    return type(value).__name__ == "NAType"  # of pandas, which need not be there
+        return bool(value != value)  # pandas' NaT is a datetime
+    return type(value).__name__ == "NAType"  # a type of pandas, which may be missing
 
 
 def text_of_text(text: str) -> str | None:
@@ -263,7 +263,7 @@ def text_of_float(number: float) -> str | None:
 def texts_of_times(times: np.ndarray, zone: str = "") -> list[str]:
     """Return the key's text of each datetime64; "" for NaT.
 
-    zone: "Z" if they are in UTC, and "" if they have no zone
+    zone: "Z" for times in UTC, "" for times without a zone
     """
     unit = np.datetime_data(times.dtype)[0]
     if unit in ("generic", "Y", "M", "W"):
@@ -298,7 +298,7 @@ def _text_of_decimal(value: Decimal) -> str | None:
 
 
 def _text_of_instant(found: re.Match[str]) -> str:
-    """Return the key's text of a datetime; the text itself if there is no such day."""
+    """Return the key's text of a datetime; the text itself if the datetime does not exist."""
     day, clock, zone = found[1], found[2] + (found[3] or ":00"), found[5] or ""
     fraction = (found[4] or "").rstrip("0")
     if zone[:1] in ("+", "-"):
@@ -323,12 +323,12 @@ def number_of(value: Any) -> float:
     """Convert a value of a column of numbers to float; NaN if it is missing.
 
     Raises:
-        InvalidValue: it is no number
+        InvalidValue: the value is not a number
     """
     if value is None or (not isinstance(value, str) and is_missing(value)):
         return float("nan")
     numbers = bool | int | float | Decimal | np.bool_ | np.integer | np.floating
-    if isinstance(value, np.timedelta64):  # which is an integer of numpy's
+    if isinstance(value, np.timedelta64):  # numpy counts it as an integer
         raise InvalidValue(f"{value!r} is no number")
     if isinstance(value, numbers):
         try:
@@ -346,7 +346,7 @@ def number_of(value: Any) -> float:
 
 
 def buckets(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bucket of each number, (n,) int64, and which of them are finite."""
+    """Return the bucket of each number, (n,) int64, and a mask of the finite numbers."""
     there = np.isfinite(numbers)
     sizes = np.abs(np.where(there & (numbers != 0), numbers, 1.0))
     found = np.floor(4 * np.log2(sizes)).astype(np.int64)
@@ -367,5 +367,5 @@ def bounds_of(bucket: int) -> tuple[float, float]:
     size = bucket - NEGATIVE if bucket > ZERO else bucket
     with np.errstate(over="ignore"):
         low, high = np.exp2(np.array([size, size + 1]) / 4).tolist()
-    low = min(low, float(np.finfo(np.float64).max))  # whose logarithm is rounded up
+    low = min(low, float(np.finfo(np.float64).max))  # its logarithm is rounded up
     return (-high, -low) if bucket > ZERO else (low, high)

@@ -1,4 +1,4 @@
-"""The column and the value of each key of a run's tables, in a file beside the exported rows."""
+"""The column and the value of each key of a run's tables, in a file next to the exported rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class KeyName(msgspec.Struct, frozen=True):
 def names_of(spec: CtrSpec, seen: Mapping[str, Seen], keys: np.ndarray) -> Iterator[KeyName]:
     """Yield the columns and values whose keys are among those of some tables.
 
-    With --hash-bits several may have the same key.
+    With --hash-bits several values may have the same key.
 
     seen: the texts of columns of categories
     keys: the tables' keys, (n,) uint64, sorted

@@ -1,6 +1,6 @@
 """Files with named columns, CSV and Parquet, as batches of keys and values: read by pyarrow.
 
-`keys` has the rule that gives a value its key. Missing values have none.
+`keys` has the rule that gives a value its key. Missing values have no key.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ if TYPE_CHECKING:
 
 
 class TableReader:
-    """One worker's rows of a CSV or Parquet file: of every `share[1]` batches that of `share[0]`.
+    """One worker's rows of a CSV or Parquet file: batch `share[0]` of every `share[1]` batches.
 
-    skipped:  lines of CSV that were left out; more than `spec.skip_bad_lines` are an error
+    skipped:  the number of CSV lines left out; more than `spec.skip_bad_lines` are an error
     columns:  the columns in use
-    advice:   what the error of a malformed line says to do
-    keys:     the keys of each column of categories; missing ones are added
+    advice:   the advice at the end of the error of a malformed line
+    keys:     the keys of each column of categories; missing columns are added
 
     Raises:
-        DataMissing: no such file.
-        DataCorrupt: it is no such table, has no such columns or no rows, a column of a type without
-            keys, or a label that is neither of the two.
-        InvalidValue: pyarrow is not installed, or a column is named twice.
+        DataMissing: there is no such file.
+        DataCorrupt: the file is not a table of this kind, lacks a column, has no rows, a column of
+            a type without keys, or a label that is neither of the two.
+        InvalidValue: a column is named twice.
+        PackageMissing: pyarrow is not installed.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class TableReader:
         self._share = share
         self._advice = advice
         try:
-            with self._open() as table:  # the schema of CSV is that of its first rows
+            with self._open() as table:  # the schema of a CSV file is that of its first rows
                 self._schema = table.schema
             if kind == "csv" and not (spec.categorical or spec.numeric):
                 self._schema = with_codes(path, self._schema)
@@ -129,6 +130,6 @@ class TableReader:
         return DataCorrupt(f"{self.path}: {error}{hint}")
 
     def _leave_out(self, row: Any) -> str:
-        """Leave out a malformed line of CSV, or stop."""
+        """Return "skip" to leave out a malformed line of CSV, or "error" if there are too many."""
         self.skipped += 1
         return "skip" if self.skipped <= self._spec.skip_bad_lines else "error"

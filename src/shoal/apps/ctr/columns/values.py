@@ -1,7 +1,7 @@
 """The texts of categories that a run has seen, with their keys.
 
 A worker keeps a bounded number of texts: a text that occurs again is not hashed again, and an
-export lists the texts beside the keys of a model's tables. The number of distinct texts of a column
+export lists the texts with the keys of a model's tables. The number of distinct texts of a column
 is estimated from a sample of keys (distinct sampling, Gibbons 2001).
 """
 
@@ -26,7 +26,7 @@ from shoal.storage.files import (
     write_whole,
 )
 
-TEXTS_MOST = 1 << 17  # bound of the texts that a worker keeps, of all columns together
+TEXTS_MOST = 1 << 17  # bound of the texts that a worker keeps, over all columns
 LENGTH_MOST = 200  # bound of the characters of a text that is kept
 SAMPLE_MOST = 1 << 10
 
@@ -34,13 +34,13 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """What a worker has seen of a column.
+    """A record of the texts that a worker has seen in a column.
 
-    rows:    rows with a value
-    texts:   texts that were kept
-    all:     whether no text was left out
-    level:   the sample has the keys whose first `level` bits are 0
-    sample:  distinct keys
+    rows:    the number of rows with a value
+    texts:   the texts that were kept
+    all:     whether all texts were kept
+    level:   the number of leading bits that are 0 in the keys of the sample
+    sample:  the distinct keys with such bits
     """
 
     rows: Count
@@ -53,7 +53,7 @@ class Seen(msgspec.Struct, frozen=True):
 class ColumnKeys:
     """The keys of a column's texts, and a record of the texts.
 
-    most: bound of the texts that are kept
+    most: the bound of the texts that are kept
     """
 
     def __init__(self, column: str, most: int) -> None:
@@ -66,12 +66,12 @@ class ColumnKeys:
         self._sample: set[int] = set()
 
     def of(self, texts: list[str], final: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Return the keys of texts, (n,) uint64, and which of them have one.
+        """Return the keys of texts, (n,) uint64, and a mask of the texts that have one.
 
-        final: the texts are those of keys
+        final: whether the texts are those of keys
         """
         new, found = texts, []
-        if self._repeats:  # a text that is kept need not be hashed again
+        if self._repeats:  # kept texts are not hashed again
             found = list(map(self._kept.get, texts))
             new = [text for text, each in zip(texts, found, strict=True) if each is None]
         digests = digests_of(self._column, new if final else meanings(new))
@@ -116,14 +116,14 @@ class ColumnKeys:
 
 
 def write_seen(path: Path, columns: Mapping[str, ColumnKeys]) -> None:
-    """Write what a worker has seen."""
+    """Write the records of a worker's columns."""
     seen = {name: each.seen() for name, each in columns.items()}
     make_folder(path.parent)
     write_whole(path, msgspec.json.encode({FORMAT_KEY: FORMAT, "columns": seen}))
 
 
 def read_seen(path: Path) -> dict[str, Seen]:
-    """Read what a worker has seen, by column; {} if there is no file.
+    """Read the records of a worker's columns; return {} if there is no file.
 
     Raises:
         DataCorrupt: the file is not as it was written
@@ -145,7 +145,7 @@ class _File(msgspec.Struct):
 
 
 def merged(parts: Sequence[Mapping[str, Seen]]) -> dict[str, Seen]:
-    """Join what several workers have seen."""
+    """Merge the records of several workers."""
     found: dict[str, Seen] = {}
     for part in parts:
         for name, more in part.items():

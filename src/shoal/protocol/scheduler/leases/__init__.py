@@ -1,1 +1,1 @@
-"""Leases of batches: the ledger of a worker group, those of all groups, and their log."""
+"""Leases of batches: the ledger of a worker group, and the lease log."""

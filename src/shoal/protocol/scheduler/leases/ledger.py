@@ -19,7 +19,7 @@ import msgspec
 from shoal.protocol.messages import Lease, Leased, NotLeased
 from shoal.protocol.views import NodeId
 
-LEASE_MOST = 1 << 20  # batches of a lease
+LEASE_MOST = 1 << 20  # the most batches of a lease
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -38,7 +38,7 @@ class Granted(msgspec.Struct, frozen=True, array_like=True):
     span: Span
 
     def after(self, clock: int) -> Span:
-        """The batches that are not done when the worker has finished `clock` clocks."""
+        """Return the batches that are not done when the worker has finished `clock` clocks."""
         epoch, first, count = self.span.epoch, self.span.first, self.span.count
         done = min(max(clock - self.clock, 0), count)
         return Span(epoch, first + done, count - done)
@@ -48,10 +48,10 @@ class LedgerRecord(msgspec.Struct, frozen=True, array_like=True):
     """The part of a ledger that the journal keeps.
 
     Attributes:
-        epochs: passes over the data; 0 before the first request.
-        batches: batches per epoch; 0 before the first request.
-        untouched: (epoch, batch) of the first batch that was never granted.
-        returned: batches that were granted and not done.
+        epochs: the number of passes over the data; 0 before the first request.
+        batches: the number of batches per epoch; 0 before the first request.
+        untouched: the (epoch, batch) of the first batch that was never granted.
+        returned: the batches that were granted and not done.
         granted: the current grants.
     """
 
@@ -89,7 +89,7 @@ class Leases:
 
     @property
     def size(self) -> dict[str, int]:
-        """Epochs, and batches per epoch."""
+        """The numbers of epochs, and of batches per epoch."""
         return {"epochs": self._epochs, "batches": self._batches}
 
     @property
@@ -99,7 +99,7 @@ class Leases:
         return not left and not any(each.span.count for each in self._granted.values())
 
     def granted_to(self, incarnation: int) -> Granted:
-        """The present lease of a worker."""
+        """Return the present lease of a worker."""
         return self._granted[incarnation]
 
     def has_granted(self, incarnation: int) -> bool:
@@ -118,16 +118,18 @@ class Leases:
     # ------------------------------------------------------------------ questions
 
     def ask(self, node: NodeId, asked: Lease) -> None:
-        """Take in a worker's request for batches; its earlier leases are done."""
+        """Record a worker's request for batches; its earlier leases are done."""
         known = self._granted.get(asked.incarnation)
         if known is None or asked.clock >= known.clock:  # a late duplicate otherwise
             self._wanting[asked.incarnation] = node, asked
 
     def answers(self, workers: int) -> list[tuple[NodeId, Leased | NotLeased]]:
-        """The leases that can be granted now. They have to be persisted before they are sent.
+        """Grant the leases that can be granted now; return the answers to the nodes.
+
+        The leases have to be persisted before the answers are sent.
 
         Args:
-            workers: number of workers at work.
+            workers: the number of workers at work.
         """
         found: list[tuple[NodeId, Leased | NotLeased]] = []
         for _, asked in self._wanting.values():  # all of them have done their earlier batches
@@ -165,7 +167,7 @@ class Leases:
     # ------------------------------------------------------------------ workers that go
 
     def gone(self, incarnation: int, done_clock: int) -> Span | None:
-        """Take back the unfinished batches of a worker that ended after `done_clock` clocks."""
+        """Take back and return the unfinished batches of a worker that ended at `done_clock`."""
         self.withdraw(incarnation)
         known = self._granted.pop(incarnation, None)
         return self._return(known.after(done_clock)) if known is not None else None
@@ -184,7 +186,7 @@ class Leases:
     # ------------------------------------------------------------------ batches
 
     def _next(self, workers: int) -> Span:
-        """The first batches that are not granted; an empty span if there are none."""
+        """Take the first batches that are not granted; return an empty span if there are none."""
         if self._returned:
             span = self._returned.pop(0)
             most = self._most(span.count, workers)
@@ -204,7 +206,7 @@ class Leases:
         return min(max(1, left // (2 * max(workers, 1))), LEASE_MOST)
 
     def undone(self) -> Iterator[tuple[int, int]]:
-        """(epoch, batch) of all batches that are not granted."""
+        """Yield the (epoch, batch) of all batches that are not granted."""
         for span in self._returned:
             yield from ((span.epoch, span.first + at) for at in range(span.count))
         epoch, first = self._untouched

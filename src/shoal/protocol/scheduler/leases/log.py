@@ -1,6 +1,7 @@
-"""The lease log: entries that say which batches were leased and done, beside the checkpoints.
+"""The lease log: entries that say which batches were leased and done, stored with checkpoints.
 
-A run that is resumed from a checkpoint does the batches that the log does not call done by then.
+A run that is resumed from a checkpoint does the batches that the log does not record as done at its
+clock.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class LeaseGranted(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class WorkerGone(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A worker ended after `done_clock` clocks. A later entry of it replaces this one."""
+    """A worker ended after `done_clock` clocks. A later entry of the worker replaces this one."""
 
     incarnation: int
     done_clock: int
@@ -44,10 +45,10 @@ LogEntry = LedgerBegun | LeaseGranted | WorkerGone
 
 
 class LeaseLog:
-    """What a lease log says: which batches were done at which clock.
+    """The contents of a lease log: which batches were done at which clock.
 
-    An entry is durable before what it says takes effect. What it says may not have taken effect:
-    then a later lease of the worker, at the same clock or an earlier one, replaces it.
+    An entry is durable before it takes effect, so that it may never have taken effect: then a later
+    lease of the worker, at the same clock or an earlier one, replaces it.
     """
 
     def __init__(self, entries: Iterable[LogEntry]) -> None:
@@ -78,11 +79,11 @@ class LeaseLog:
             self._leased[batch] = worker, granted.clock + at
 
     def as_of(self, clock: int, epochs: int = 0) -> LedgerRecord:
-        """The ledger at the time when all workers had finished `clock` clocks.
+        """Return the ledger at the time when all workers had finished `clock` clocks.
 
         Args:
             clock: the clock, counted with those of the runs that were continued.
-            epochs: epochs of the resumed run, if they differ; 0 for the same.
+            epochs: the epochs of the resumed run, if they differ; 0 for the same.
         """
         began = self._began
         done_at = {
@@ -91,7 +92,7 @@ class LeaseLog:
             if at < self._gone.get(worker, at + 1)
         }
         epochs = epochs or began.epochs
-        # Epochs behind all that was leased are left untouched, however many there are.
+        # Epochs after the last leased one are left untouched, however many there are.
         untouched = max((number + 1 for number, _ in done_at), default=0)
         untouched = min(max(untouched, began.untouched[0] + bool(began.untouched[1])), epochs)
         done: dict[int, set[int]] = {}
@@ -112,7 +113,7 @@ def _batches(span: Span) -> list[tuple[int, int]]:
 
 
 def _undone(record: LedgerRecord, epochs: int) -> list[Span]:
-    """The batches of the first epochs that are not granted."""
+    """Return the batches of the first `epochs` epochs that are not granted."""
     epoch, first = record.untouched
     rest = [Span(each, 0, record.batches) for each in range(epoch + bool(first), epochs)]
     begun = [Span(epoch, first, record.batches - first)] if first else []
@@ -120,7 +121,7 @@ def _undone(record: LedgerRecord, epochs: int) -> list[Span]:
 
 
 def _without(span: Span, batches: Collection[int]) -> Iterator[Span]:
-    """A span without these batches of its epoch."""
+    """Yield the parts of a span without these batches of its epoch."""
     first, stop = span.first, span.first + span.count
     for batch in sorted(each for each in batches if first <= each < stop):
         if batch > first:
@@ -131,7 +132,7 @@ def _without(span: Span, batches: Collection[int]) -> Iterator[Span]:
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:
-    """The same, with one span where one begins at the end of the one before."""
+    """Return the spans, joined where one begins at the end of the one before."""
     found: list[Span] = []
     for each in spans:
         last = found[-1] if found else None

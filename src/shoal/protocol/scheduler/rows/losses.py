@@ -1,4 +1,4 @@
-"""What is lost with a member: rows of which no other server has a replica, or the run."""
+"""Losses with a member: the rows of which no other server has a replica, or the run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shoal.protocol.views import Member, NodeId, View
 def end_of(
     dead: Member, rows: Sequence[str] | None, how: str, on_worker_loss: str
 ) -> ShoalError | None:
-    """Why the run ends with a member; None if it goes on.
+    """Return why the run ends with the loss of a member; None if it goes on.
 
-    rows:            that are lost with it; None if none are
-    on_worker_loss:  what the run does without a worker of the first group
+    rows:            the rows that are lost with it; None if none are
+    on_worker_loss:  the reaction of the run to the loss of a worker of the first group
     """
     if rows is not None:
         where = f" on {dead.host}" if dead.host else ""
@@ -34,9 +34,9 @@ def end_of(
 def lost_with(
     dead: Member, views: Sequence[View], servers: Collection[NodeId]
 ) -> list[list[str] | None]:
-    """The rows that are lost with a server in each of these views, the current one first.
+    """Return the rows that are lost with a server in each of these views, the current one first.
 
-    None where no row is lost; empty where none is and it was the last server.
+    An entry is None if no row is lost; it is empty if none is and the server was the last one.
     """
     if dead.role != "server" or not views:
         return [None]
@@ -50,7 +50,7 @@ def lost_with(
 
 
 def bereft(view: View, servers: Collection[NodeId]) -> str:
-    """Why a run cannot go on with these servers: they lack rows, or there is none; else empty."""
+    """Return why a run cannot go on with these servers (they lack rows, or none is left) or ""."""
     gone = some_of([m.name for m in view.servers if m.id not in servers])
     if rows := _lacking(view, servers):
         return f"{gone} died with the last replica of {some_of(rows)}"
@@ -58,6 +58,6 @@ def bereft(view: View, servers: Collection[NodeId]) -> str:
 
 
 def _lacking(view: View, servers: Collection[NodeId]) -> list[str]:
-    """The rows that none of these servers has in that view."""
+    """Return the rows that none of these servers has in a view, as text."""
     living = {m.rank for m in view.servers if m.id in servers}
     return lost(view.tables, view.placements, living)

@@ -20,25 +20,25 @@ Placements = tuple[Placement, ...]
 
 
 def replicas_of(spec: TableSpec, replicas: int) -> int:
-    """The number of replicas of a table's shards."""
+    """Return the number of replicas of a table's shards."""
     return replicas if movable(spec) else 1
 
 
 def movable(spec: TableSpec) -> bool:
-    """Whether a table's shards can be replicated and migrated."""
+    """Return whether a table's shards can be replicated and migrated."""
     return spec.kind != "custom" or spec.saves
 
 
 def divisible(spec: TableSpec) -> bool:
-    """Whether a table's shards can be split.
+    """Return whether a table's shards can be split.
 
-    Those of a custom table cannot: a call that was cut for the previous view would name two.
+    Shards of a custom table cannot: a call that was cut for the previous view would name two.
     """
     return spec.kind != "custom"
 
 
 def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) -> Placements:
-    """The shards of a new table: each server is the head of one, and follows in its neighbours'.
+    """Return the shards of a new table: each server heads one and follows in its neighbours'.
 
     Servers' numbers of fragments differ by at most one. Replicas of a fragment are on different
     hosts, unless there are fewer hosts than replicas.
@@ -46,8 +46,8 @@ def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) 
     Args:
         spec: the table.
         servers: the members to place it on.
-        replicas: servers per shard.
-        turn: index of the first server, so that tables of one fragment are spread.
+        replicas: the number of servers per shard.
+        turn: the index of the first server, so that tables of one fragment are spread.
     """
     ring = _around(servers)
     first = turn % len(ring) if ring else 0
@@ -64,7 +64,7 @@ def place(spec: TableSpec, servers: Sequence[Member], replicas: int, turn: int) 
 def lost(
     tables: Sequence[TableSpec], placements: Sequence[Placements], living: Collection[int]
 ) -> list[str]:
-    """The rows without a living in-sync replica, as text."""
+    """Return the rows without a living in-sync replica, as text."""
     return [
         f"{spec.name}{placement.rows}"
         for spec, parts in zip(tables, placements, strict=False)
@@ -74,7 +74,7 @@ def lost(
 
 
 def crowded(placements: Sequence[Placement], servers: Sequence[Member]) -> list[str]:
-    """The known hosts with several replicas of a fragment, which fail together."""
+    """Return the known hosts with several replicas of a fragment, which fail together."""
     hosts = {member.rank: member.host for member in servers}
     found: dict[str, None] = {}
     for placement in placements:
@@ -84,7 +84,7 @@ def crowded(placements: Sequence[Placement], servers: Sequence[Member]) -> list[
 
 
 def _around(servers: Sequence[Member]) -> list[Member]:
-    """The servers around the ring, in turn from each host, so that neighbours' hosts differ."""
+    """Return the servers around the ring, in turn from each host, so that neighbours differ."""
     by_host: dict[str, list[Member]] = {}
     for member in sorted(servers, key=lambda m: m.rank):
         by_host.setdefault(member.host, []).append(member)
@@ -93,7 +93,7 @@ def _around(servers: Sequence[Member]) -> list[Member]:
 
 
 def _chain(ring: Sequence[Member], at: int, replicas: int) -> tuple[int, ...]:
-    """The server at that place and following ones, on distinct hosts if possible."""
+    """Return the server at a place and following ones, on distinct hosts if possible."""
     rest = [ring[(at + step) % len(ring)] for step in range(1, len(ring))]
     chain = [ring[at]]
     while len(chain) < min(replicas, len(ring)):

@@ -32,12 +32,12 @@ class Moves(msgspec.Struct, frozen=True):
     """The wanted changes of chains in the next view, and which are possible.
 
     Attributes:
-        replicas: replicas of each shard.
+        replicas: the number of replicas of each shard.
         drained: whether no operation is under way between servers.
-        leaving: servers that leave.
-        synced: (table, first row, rank) of syncing replicas that are complete.
-        opened: the shards that servers have opened; None for a plan of what they are to open.
-        barred: servers that cannot open shards of a table.
+        leaving: the servers that leave.
+        synced: the (table, first row, rank) of syncing replicas that are complete.
+        opened: the shards that servers have opened; None for a plan of the shards to open.
+        barred: the servers that cannot open shards of a table.
     """
 
     replicas: int = 1
@@ -48,7 +48,7 @@ class Moves(msgspec.Struct, frozen=True):
     barred: Barred = frozenset()
 
     def takes(self, table: TableSpec, rows: KeyRange, rank: int) -> bool:
-        """Whether a server may get these rows."""
+        """Return whether a server may get these rows."""
         if (table.name, rank) in self.barred:
             return False
         return self.opened is None or (table.name, rows, rank) in self.opened
@@ -57,7 +57,7 @@ class Moves(msgspec.Struct, frozen=True):
 def next_placements(
     before: View, servers: Sequence[Member], moves: Moves, number: int
 ) -> tuple[Placements, ...]:
-    """The placements of a view's tables in view `number`, on these servers."""
+    """Return the placements of a view's tables in view `number`, on these servers."""
     plan = _Plan(before, servers, moves, number)
     if moves.drained:
         plan.drop_surplus()
@@ -70,7 +70,7 @@ def next_placements(
 
 
 def unchanged(before: Sequence[Placements], after: Sequence[Placements]) -> bool:
-    """Whether two placements are equal apart from numbers of views."""
+    """Return whether two placements are equal apart from numbers of views."""
 
     def shards(tables: Sequence[Placements]) -> list[list[tuple[object, ...]]]:
         return [[(a.rows, a.chain, a.syncing_since > 0) for a in parts] for parts in tables]
@@ -82,10 +82,10 @@ class _Draft(msgspec.Struct, eq=False):
     """A placement in preparation.
 
     Attributes:
-        in_sync: ranks of the replicas.
-        syncing: rank of the syncing replica.
-        since: view in which its transfer began.
-        newest: rank of the replica that has just become one.
+        in_sync: the ranks of the replicas.
+        syncing: the rank of the syncing replica.
+        since: the view in which its transfer began.
+        newest: the rank of the replica that was the syncing replica until now.
     """
 
     table: int
@@ -118,7 +118,7 @@ class _Plan:
         self._busy = {each.table for each in self._all() if each.syncing != NONE}
 
     def _draft(self, table: int, placement: Placement) -> _Draft:
-        """A placement without the servers that are gone."""
+        """Return the draft of a placement, without the servers that are gone."""
         in_sync = [rank for rank in placement.in_sync if rank in self._stayed]
         draft = _Draft(table, placement.rows, in_sync, NONE, 0)
         if placement.syncing_since and placement.chain[-1] in self._stayed:
@@ -142,11 +142,11 @@ class _Plan:
         return tuple(Placement(each.rows, tuple(each.members), each.since) for each in drafts)
 
     def _size(self, draft: _Draft) -> int:
-        """Number of fragments."""
+        """Return the number of fragments of a shard."""
         return -(-len(draft.rows) // self._tables[draft.table].fragment_rows)
 
     def _loads(self, table: int | None = None) -> Counter[int]:
-        """Fragments by server."""
+        """Return the number of fragments by server."""
         loads: Counter[int] = Counter(dict.fromkeys(self._hosts, 0))
         for draft in self._all() if table is None else self._drafts[table]:
             for rank in draft.members:
@@ -154,11 +154,11 @@ class _Plan:
         return loads
 
     def _wanted(self, draft: _Draft) -> int:
-        """Number of replicas that the shard should have."""
+        """Return the number of replicas that a shard should have."""
         return min(replicas_of(self._tables[draft.table], self._moves.replicas), len(self._staying))
 
     def _takes(self, draft: _Draft, rank: int) -> bool:
-        """Whether a server may become the syncing replica of a shard."""
+        """Return whether a server may become the syncing replica of a shard."""
         return self._moves.takes(self._tables[draft.table], draft.rows, rank)
 
     def _barred(self, table: int, rank: int) -> bool:
@@ -211,7 +211,7 @@ class _Plan:
             loads[taker] += self._size(draft)
 
     def _move(self, table: int, loads: Counter[int]) -> tuple[_Draft, int, int] | None:
-        """A shard to move from one server to another, split to size if necessary."""
+        """Return a shard to move, its giver and its taker; split it to size if necessary."""
         mean = sum(loads.values()) / max(len(loads), 1)
         shards = [each for each in self._drafts[table] if each.syncing == NONE]
         for giver in sorted(loads, key=lambda rank: (-loads[rank], rank)):
@@ -232,7 +232,7 @@ class _Plan:
         return None
 
     def _spread(self, table: int, loads: Counter[int]) -> tuple[_Draft, int, int] | None:
-        """A shard to move to another host, if that keeps the balance."""
+        """Return a shard to move to another host, giver and taker, if that keeps the balance."""
         mean = sum(loads.values()) / max(len(loads), 1)
         amount, most = max(1, int(UNEVEN * mean)), max(2, 2 * UNEVEN * mean)
         for draft in self._drafts[table]:
@@ -254,18 +254,18 @@ class _Plan:
         return None
 
     def _beside(self, draft: _Draft, rank: int) -> bool:
-        """Whether another server of its host has the shard as well."""
+        """Return whether another server on the same host as this one has the shard as well."""
         return [self._hosts[each] for each in draft.members].count(self._hosts[rank]) > 1
 
     def _may(self, draft: _Draft, giver: int, taker: int) -> bool:
-        """Whether a shard of the giver's may move without having replicas on fewer hosts."""
+        """Return whether a shard may move from giver to taker without replicas on fewer hosts."""
         if taker in draft.in_sync:
             return False
         others = {self._hosts[rank] for rank in draft.in_sync if rank != giver}
         return self._hosts[taker] not in others or self._hosts[giver] in others
 
     def _cut(self, draft: _Draft, fragments: int) -> _Draft:
-        """Split the last `fragments` fragments off, as a shard of their own."""
+        """Split off the last `fragments` fragments, and return them as a shard of their own."""
         size, rows = self._tables[draft.table].fragment_rows, draft.rows
         edge = (-(-rows.stop // size) - fragments) * size
         end = _Draft(draft.table, KeyRange(edge, rows.stop), list(draft.in_sync), NONE, 0)
@@ -275,10 +275,10 @@ class _Plan:
 
 
 class Migration:
-    """State of migrating shards that is not in the view.
+    """The state of migrating shards that is not in the view.
 
     Attributes:
-        left: servers that have left on request; it survives a restart of the scheduler.
+        left: the servers that have left on request; it survives a restart of the scheduler.
     """
 
     def __init__(self, left: Iterable[NodeId]) -> None:
@@ -297,7 +297,7 @@ class Migration:
         self._forget_others(view)
 
     def _forget_others(self, view: View) -> None:
-        """Forget all but this view's syncing replicas, in their current transfers."""
+        """Forget all syncing replicas but those of this view, in their current transfers."""
         syncing = {
             (table, placement.rows.start, placement.chain[-1]): placement.syncing_since
             for table, placements in enumerate(view.placements)
@@ -306,7 +306,7 @@ class Migration:
         self._synced = {k: v for k, v in self._synced.items() if syncing.get(k) == v > 0}
 
     def wants_to_go(self, view: View | None, member: Member, servers: Collection[NodeId]) -> str:
-        """Have a server leave, or return why it cannot.
+        """Let a server leave, or return why it cannot.
 
         The answer may change: a server that was to leave stays if the others have died meanwhile.
         """
@@ -327,11 +327,11 @@ class Migration:
         return ""
 
     def gone(self, view: View) -> list[NodeId]:
-        """Leaving servers that have no shard in a view."""
+        """Return the leaving servers that are not in a view."""
         return [node for node in sorted(self._leaving) if view.member(node) is None]
 
     def adopt(self, view: View) -> list[NodeId]:
-        """Take over a new view; returns the servers that have left with it."""
+        """Adopt a new view; return the servers that have left with it."""
         self._forget_others(view)
         gone = self.gone(view)
         self._leaving.difference_update(gone)

@@ -34,15 +34,15 @@ from shoal.protocol.server.state.replica import NONE, NOT_BEGUN, AppliedPart, Re
 from shoal.protocol.server.state.shard_store import Loads, Staged
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 
-Stage = Callable[[Replica, Part], Staged]  # room for a part
+Stage = Callable[[Replica, Part], Staged]  # returns staging memory for a part
 
 
 class Chains:
     """Sends, receives and acknowledges the operations of one server's replicas.
 
-    replicas:  by number
-    rank:      this server's rank
-    repeated:  is called with a server to which messages are sent again
+    replicas:  the replicas by number
+    rank:      the rank of this server
+    repeated:  the function that is called with a server to which messages are sent again
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Chains:
     # ------------------------------------------------------------------ views
 
     def adopt(self, view: View, rank: int, out: Effects) -> None:
-        """Adopt the chains of a view, and send what is not done to the next server of each."""
+        """Adopt the chains of a view, and resend the operations that are not done."""
         self._view, self.rank = view.id, rank
         self._ids = {member.rank: member.id for member in view.servers}
         self._servers = set(self._ids.values())
@@ -113,7 +113,7 @@ class Chains:
             out.append(Send(node, ReplicateAck(self._view, 0, ())))
 
     def reached(self, replica: Replica, clock: int) -> int:
-        """Return the clock of a shard's rows: `clock` at the head, else as the head announced."""
+        """Return the clock of a shard's rows: `clock` at the head, else the one it announced."""
         return clock if replica.previous == NONE else replica.clock
 
     def of(self, group: str) -> list[Replica]:
@@ -132,10 +132,10 @@ class Chains:
         self._forget()
 
     def _acknowledge(self, replica: Replica) -> None:
-        """At the tail, acknowledge what was applied here although a syncing replica follows.
+        """Acknowledge a tail's version without waiting for its syncing replica.
 
-        While that is more than `credit_bytes` behind, acknowledgements wait for it: otherwise it
-        might never catch up, and its backlog would fill this server's memory.
+        While the syncing replica is more than `credit_bytes` behind, acknowledgements wait for it:
+        otherwise it might never catch up, and its backlog would fill this server's memory.
         """
         if replica.tail == self.rank and replica.following != NONE:
             link = self._link(self._ids[replica.following])
@@ -196,7 +196,7 @@ class Chains:
     # ------------------------------------------------------------------ up the chain
 
     def acknowledged(self, sender: NodeId, message: ReplicateAck, out: Effects) -> bool:
-        """Handle an acknowledgement of the next server; return whether it is news."""
+        """Handle an acknowledgement of the next server; return whether it is new."""
         if sender in self._handshakes.silent:
             self._handshakes.answered(sender)
         link = self._links.get(sender)
@@ -234,7 +234,7 @@ class Chains:
             self._log.pop(number).release()
 
     def answer(self, out: Effects) -> None:
-        """Acknowledge what this server and those after it have, to the previous servers."""
+        """Tell the previous servers which versions this server and those after it have."""
         for sender, incoming in self._incoming.items():
             ack = self._ack(sender, incoming)
             if ack != incoming.said:
@@ -258,7 +258,7 @@ class Chains:
         nbytes: int,
         stage: Stage,
     ) -> Arrival:
-        """Return where a payload goes. Changes nothing."""
+        """Return the destination of a payload, and change nothing."""
         found = self._found(sender, message)
         if found is None:
             return Discard("not from the server before this one in this view")
@@ -267,7 +267,7 @@ class Chains:
             return Discard("seen")
         problem = problem_of(message, found, expected)
         if problem:
-            return Discard(problem)  # and then it is refused
+            return Discard(problem)  # the message is refused then
         try:
             loads = [
                 stage(replica, part) for replica, part in zip(found, message.parts, strict=True)
@@ -314,7 +314,7 @@ class Chains:
         return incoming.expected + len(incoming.early) if incoming is not None else 0
 
     def problem_of(self, sender: NodeId, message: Replicate | ReplicateAck | StateChunk) -> str:
-        """Return why no server of this view sends a message; empty if one may."""
+        """Return the problem of another server's message; empty if it has none."""
         if sender not in self._servers:
             return "its sender is no server of this view"
         if isinstance(message, ReplicateAck):
@@ -358,7 +358,7 @@ class Chains:
         return min(resends_at, self._handshakes.wakes_at())
 
     def tick(self, out: Effects) -> None:
-        """Resend what is not acknowledged in time."""
+        """Resend the messages that were not acknowledged in time, and greet silent neighbours."""
         for link in self._links.values():
             if self.time.now >= link.again_at:
                 link.again(self.time.now, out)
@@ -366,7 +366,7 @@ class Chains:
         self._greet(out)
 
     def peer_lost(self, node: NodeId, again_at: float) -> None:
-        """Resend once the connection is back."""
+        """Resend to a server whose connection broke, and greet it, at `again_at`."""
         if node in self._links:
             self._links[node].broken(again_at)
         chained = {

@@ -12,9 +12,9 @@ class Handshakes:
     """The neighbours that this server connects to, until they answer.
 
     A greeting is repeated after `least_s`, then after twice as long each time, up to `most_s`: a
-    slow server answers each of those that wait for it.
+    slow server has to answer each greeting in its queue.
 
-    silent:  (next at, and again after) by neighbour that has not answered
+    silent:  the (time of the next greeting, interval after it) of each neighbour without an answer
     """
 
     def __init__(self, least_s: float, most_s: float) -> None:
@@ -23,7 +23,7 @@ class Handshakes:
         self.silent: dict[NodeId, tuple[float, float]] = {}
 
     def begin(self, nodes: Iterable[NodeId], now: float) -> None:
-        """Greet these, and no others."""
+        """Greet these neighbours, and no others."""
         self.silent = dict.fromkeys(nodes, (now, self._least_s))
 
     def lost(self, node: NodeId, again_at: float) -> None:
@@ -38,7 +38,7 @@ class Handshakes:
         return min(at for at, _ in self.silent.values()) if self.silent else inf
 
     def take(self, now: float) -> list[NodeId]:
-        """Return those to greet now."""
+        """Return the neighbours to greet now, and set when to greet them again."""
         nodes = [node for node, (at, _) in self.silent.items() if now >= at]
         for node in nodes:
             after = self.silent[node][1]

@@ -24,15 +24,15 @@ from shoal.protocol.views import NodeId, ViewId
 class ReplicationOptions(msgspec.Struct, frozen=True):
     """Options of chain replication.
 
-    credit_bytes:       payload in flight to a server (a single operation may exceed it), and how
-                        far a syncing replica may be behind before pushes wait for it
-    resend_s:           least time before an unacknowledged message is resent; see `RoundTrip`
-    resend_max_s:       the most
-    chunk_bytes:        size of a chunk for a syncing replica; requests wait behind one chunk
-    state_bytes_per_s:  rate of these chunks, for each shard
-    drain_s:            time limit of a drain
-    compare_s:          time between two comparisons of the scrubber
-    compare_bytes:      size of the rows in one comparison
+    credit_bytes:       the most payload in flight to a server (a single operation may exceed it),
+                        and the most that a syncing replica may lack before pushes wait for it
+    resend_s:           the least time before an unacknowledged message is resent; see `RoundTrip`
+    resend_max_s:       the longest such time
+    chunk_bytes:        the size of a chunk for a syncing replica; requests wait behind one chunk
+    state_bytes_per_s:  the rate of these chunks, for each shard
+    drain_s:            the time limit of a drain
+    compare_s:          the time between two comparisons of the scrubber
+    compare_bytes:      the size of the rows in one comparison
     """
 
     credit_bytes: int = 256 << 20
@@ -68,9 +68,9 @@ class Entry(msgspec.Struct, eq=False):
 class Link:
     """The sender's side of a link to the next server, in one view.
 
-    there:      the next server has handled all messages below this number
+    there:      the number below which the next server has handled all messages
     announced:  the latest clock sent, by (path from the head, worker group)
-    backlog:    bytes that the next server has not acknowledged
+    backlog:    the bytes that the next server has not acknowledged
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class Link:
         self._pump(now, out)
 
     def again(self, now: float, out: Effects) -> None:
-        """Resend what is not acknowledged in time."""
+        """Resend the messages that were not acknowledged in time."""
         sent = list(self._entries.values())[: len(self._entries) - len(self._unsent)]
         self._timed = None
         self._round_trip.timed_out()
         self.again_at = now + self._round_trip.timeout_s if sent else inf
         lost = [each for each in sent if each.message.number >= self.there]
         out += [Send(self.to, each.message, each.buffers) for each in lost]
-        if sent and not lost:  # all is there: ask for the state of the servers after it
+        if sent and not lost:  # all have arrived: ask for the versions of the servers after it
             out.append(Send(self.to, Replicate(self._view, sent[0].message.number, (), 0)))
 
     def broken(self, again_at: float) -> None:
@@ -167,7 +167,7 @@ class Incoming:
     """The receiver's side of a link from the previous server, in one view.
 
     expected:  the number of the next message
-    early:     messages that came before their turn
+    early:     the messages that came before their turn
     said:      the last acknowledgement
     """
 

@@ -1,4 +1,4 @@
-"""Operations: what changes the replicas of a chain, in the same order on each of its servers.
+"""Operations: the changes of the replicas of a chain, in the same order on each server.
 
 The head of a chain makes operations of what workers ask; the servers after it make the same ones of
 the messages that come down the chain. `Applier.apply` applies both.
@@ -33,8 +33,8 @@ NEW = 0  # no version yet: `Applier.apply` counts one
 class Change(msgspec.Struct, eq=False):
     """One part of an operation: a change of a replica, and the version that it makes.
 
-    staged:   what changes the rows; None if they have it already
-    version:  NEW before it is counted at the head
+    staged:   the staged push that changes the rows; None if they have it already
+    version:  the version that the change makes; NEW before the head has counted it
     buffers:  the payload for the next server, if that is not `staged`
     """
 
@@ -47,21 +47,21 @@ class Change(msgspec.Struct, eq=False):
 
     @property
     def done(self) -> bool:
-        """Whether all servers after this one have it, the syncing replica included."""
+        """Whether all servers after this one have the change, the syncing replica included."""
         replica = self.replica
         return replica.done >= self.version and (
             not replica.placement.syncing_since or replica.synced_version >= self.version
         )
 
     def copied(self) -> Change:
-        """Return it with a copy of its payload, if a server follows."""
+        """Return the change with a copy of its payload, if a server follows."""
         buffers: Buffers = ()
         if self.staged is not None and self.replica.following != NONE:
             buffers = tuple(memoryview(bytes(view)) for view in self.staged.views)
         return Change(self.replica, self.part, self.lr, None, self.version, buffers)
 
     def counted(self, version: int) -> Change:
-        """Return it with its version, for the next server."""
+        """Return the change with its version, for the next server."""
         buffers = self.buffers or (() if self.staged is None else tuple(self.staged.views))
         return Change(self.replica, self.part, self.lr, None, version, buffers)
 
@@ -73,7 +73,7 @@ class RoundPushes(msgspec.Struct, frozen=True, eq=False):
     pushes: list[tuple[float, float | None, Staged]]
 
     def merge(self) -> list[Change]:
-        """Merge and apply them; return the changes of rows."""
+        """Merge and apply the pushes; return the changes of rows."""
         replica, changes = self.replica, []
         for update in replica.shard.merge(self.pushes):
             views = update.views if replica.following != NONE else ()
@@ -86,20 +86,20 @@ class RoundPushes(msgspec.Struct, frozen=True, eq=False):
 class Operation(msgspec.Struct, eq=False):
     """Changes that are made at once; kept until all servers of their chains have them.
 
-    path:      ranks of the servers that have applied it, from the head to this one
+    path:      the ranks of the servers that have applied it, from the head to this one
     clock:     the head's clock: this operation and earlier ones contain all rounds below it, for
                the shards whose chains begin with `path`
-    merges:    at the head of a round: what makes its changes
+    merges:    the pushes of a round, at its head, which make the changes
     origins:   the pushes in it, for the servers after this one
     logs:      the pushes in it, by the request log here and sequence number
-    round:     the round; of a push, the latest checkpoint clock that its head has passed, less one
-    weight:    total weight of the round
-    pushed:    the clock of its push, if that matters to checkpoints
+    round:     the round; for a push, the latest checkpoint clock that its head has passed, less one
+    weight:    the total weight of the round
+    pushed:    the clock of the push, if that matters to checkpoints
     group:     the worker group whose clocks these are
-    updates:   of a write of rows with their slots, how many updates they have had
-    retained:  staged memory that the buffers are in
-    unread:    messages that carry parts of it and are not acknowledged: the next server may have
-               the changes from the view before, and still reads the buffers
+    updates:   the number of updates of rows that are written with their slots
+    retained:  the staged memory that the buffers are in
+    unread:    the number of messages with parts of it that are not acknowledged: the next server
+               may have the changes from the view before, and still read the buffers
     """
 
     what: What
@@ -123,22 +123,22 @@ class Operation(msgspec.Struct, eq=False):
         return not self.unread and all(each.done for each in self.changes)
 
     def replicas(self) -> list[Replica]:
-        """Return the replicas that it changes."""
+        """Return the replicas that the operation changes."""
         changed = [each.replica for each in self.changes] + [each.replica for each in self.merges]
         return list({replica.number: replica for replica in changed}.values())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pushes in it."""
+        """The bytes of the pushes in the operation."""
         staged = [each.staged for each in self.changes if each.staged is not None]
         staged += [each for merge in self.merges for _, _, each in merge.pushes]
         return sum(view.nbytes for each in staged for view in each.views)
 
     def change_round(self, failed: dict[int, str]) -> list[Change]:
-        """Apply a round to the rows: merged here at the head, or as its head has merged it.
+        """Apply a round to the rows, merged here or by its head; return the changes.
 
         Args:
-            failed: takes why the parts for some replicas were refused.
+            failed: a dictionary that takes the reason of each refused part, by replica.
         """
         changes = []
         for each in self.merges:
@@ -154,18 +154,18 @@ class Operation(msgspec.Struct, eq=False):
         return [*changes, *self.changes]
 
     def retain(self, replica: Replica, staged: Staged | None) -> None:
-        """Keep staged memory when it is applied, because a server after this one is to get it."""
+        """Keep staged memory after it is applied, because it is sent to the next server."""
         if staged is not None:
             replica.shard.retain(staged)
             self.retained.append((replica.shard, staged))
 
     def release(self) -> None:
-        """Release the retained memory: all replicas have the changes."""
+        """Release the retained memory, because all replicas have the changes."""
         for shard, staged in self.retained:
             shard.let_go(staged)
 
     def sent(self) -> None:
-        """Count a message that carries parts of it."""
+        """Count a message that carries parts of the operation."""
         self.unread += 1
 
     def read(self) -> None:
@@ -183,7 +183,7 @@ class Operation(msgspec.Struct, eq=False):
     def message(
         self, changes: list[Change], view: ViewId, number: int, clock: int
     ) -> Replicate | StateChunk:
-        """Return the message that carries some of its changes."""
+        """Return the message that carries these changes of the operation."""
         return Replicate(
             view,
             number,

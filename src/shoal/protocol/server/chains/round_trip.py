@@ -1,4 +1,4 @@
-"""RoundTrip: how long the next server takes to acknowledge, and so when to send again."""
+"""RoundTrip: the time of acknowledgements, and the time-out for resending."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class RoundTrip:
     it is unknown which copy of a resent message an acknowledgement is for (Karn and Partridge,
     1987). Without this a slow server would get every message several times, and be slower still.
 
-    timeout_s:  without an acknowledgement for so long, messages are sent again
+    timeout_s:  the time without an acknowledgement after which messages are resent
     """
 
     def __init__(self, least_s: float, most_s: float) -> None:
@@ -22,7 +22,7 @@ class RoundTrip:
         self._deviation_s = 0.0
 
     def took(self, took_s: float) -> None:
-        """Take in the round trip of a message that was sent once."""
+        """Record the round trip of a message that was sent once."""
         if self._mean_s < 0:
             self._mean_s, self._deviation_s = took_s, took_s / 2
         else:

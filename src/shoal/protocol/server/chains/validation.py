@@ -1,4 +1,4 @@
-"""What the server before this one may send: looked at before anything changes."""
+"""Checks of the messages of the server before this one, before anything changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.protocol.server.state.replica import Replica
 def problem_of(
     message: Replicate | StateChunk, found: Sequence[Replica] | None, expected: int
 ) -> str:
-    """Return why no server of this view sends a message; empty if one may.
+    """Return the problem of a message from another server; empty if it has none.
 
     found: the replicas that it changes, one for each part; None if its sender changes no such rows
     expected: the number of the next message of its sender
@@ -47,8 +47,8 @@ def problem_of(
 def _disordered(message: Replicate, found: Sequence[Replica]) -> str:
     """Return which versions of one replica do not follow each other; empty if all do.
 
-    Whether the first follows the version here is not asked: where it does not, the servers have
-    diverged, and this one stops to be started and synced again.
+    The first version is not compared with the version here: if it does not follow that, the servers
+    have diverged, and this one stops, to be started and synced again.
     """
     told: dict[int, int] = {}
     for replica, version in zip(found, message.versions, strict=True):

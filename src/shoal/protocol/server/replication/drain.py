@@ -15,7 +15,7 @@ from shoal.protocol.views import NO_VIEW, ViewId
 class Drainer:
     """Drains one server when the scheduler asks for it.
 
-    until:  when it admits requests again if no view comes
+    until:  the time at which it admits requests again if no view comes
     """
 
     def __init__(self, admission: Admission, chains: Chains, takeover: Takeover) -> None:
@@ -38,7 +38,7 @@ class Drainer:
         self._asked = message
 
     def tick(self, now: float) -> None:
-        """Give up and admit requests again when the time limit is over."""
+        """Abandon the drain and admit requests again when its time limit is over."""
         if now >= self.until:
             if self._asked is not None:
                 self._given_up = self._asked.view
@@ -46,7 +46,7 @@ class Drainer:
             self._admission.drain(False)
 
     def end(self) -> None:
-        """End draining: a view has come."""
+        """Forget the drain: a view has come, or its time limit is over."""
         self.until, self._asked = inf, None
 
     @property

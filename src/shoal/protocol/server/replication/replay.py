@@ -1,4 +1,4 @@
-"""Replay: the servers after the head of a chain make the operations that its messages tell of."""
+"""Replay: the servers after the head of a chain make operations of its messages."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class Replayer:
     def _accept(self, message: Replicate, change: Change) -> Change:
         """Keep a push that waits for a round at the head, in case this server takes over.
 
-        Return the change for the next server, with a copy of the payload: what is kept here may be
-        applied, and its memory used again, before that has left.
+        Return the change for the next server, with a copy of the payload: the push that is kept
+        here may be applied, and its memory reused, before the change is sent.
         """
         replica, staged = change.replica, change.staged
         assert staged is not None

@@ -1,4 +1,4 @@
-"""A server's part in replication: its chains, what comes down them, and rows that move."""
+"""Replication: a server's chains, the messages that come down them, and rows that move."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Replication:
     """Replicates what a server does, repeats what other servers do, and moves rows.
 
     Attributes:
-        state_transfer:  moves rows to and from syncing replicas
+        state_transfer:  the transfers of rows to and from syncing replicas
     """
 
     def __init__(self, state: ServerState, chains: Chains, requests: Requests) -> None:
@@ -57,9 +57,10 @@ class Replication:
         message: Replicate | ReplicateAck | StateChunk,
         payload: Sink | None,
     ) -> str:
-        """Return why no server of this view sends a message; empty if one may. Changes nothing.
+        """Return the problem of another server's message; empty if it has none.
 
-        The rest of a message with a payload was looked at before its payload was let in.
+        This changes nothing. The fields of a message with a payload were checked before the payload
+        was admitted.
         """
         if self._admission.frozen or message.view != self._session.view_id:
             return ""  # it is declined
@@ -73,7 +74,7 @@ class Replication:
         return self._chains.problem_of(sender, message)
 
     def arriving(self, sender: NodeId, message: Replicate | StateChunk, nbytes: int) -> Arrival:
-        """Return where the payload of another server's message goes."""
+        """Return the destination of the payload of another server's message."""
         if self._admission.frozen:
             return Discard("frozen")
         if isinstance(message, Replicate) and not self._has(message.group):
@@ -118,7 +119,7 @@ class Replication:
         self._requests.executor.look(out)
 
     def peer_lost(self, node: NodeId) -> None:
-        """Send again once a broken connection is back."""
+        """Resend soon to a server whose connection broke."""
         self._chains.peer_lost(node, self._time.now + RECONNECT_S)
 
     # ------------------------------------------------------------------ time
@@ -147,7 +148,7 @@ class Replication:
         self._drainer.begin(message, self._time.now, out)
 
     def end_drain(self) -> None:
-        """Admit requests again if no view comes in time."""
+        """Admit requests again if no view has come in time."""
         self._drainer.tick(self._time.now)
 
     def drained(self, view: ViewId) -> bool:
@@ -157,7 +158,7 @@ class Replication:
     def progress(self, group: str) -> GroupProgress:
         """Return how far the replicas of a group's tables have come, for a promise."""
         replicas, rounds = self._chains.of(group), self._rounds
-        # rows that were sent here say more than their head's clock, if that had just taken over
+        # rows that were sent here may be ahead of the clock of a head that had just taken over
         known = [each.reached for each in replicas]
         known += [r.closed for r in replicas if r.shard.spec.consistency.apply_at == "round_end"]
         return GroupProgress(

@@ -28,7 +28,7 @@ class Scrubber:
         self._next_at = inf
 
     def adopt(self, now: float) -> None:
-        """Adopt a view: check if there are other replicas."""
+        """Adopt a view: begin to check if a shard that this server heads has other replicas."""
         replicas = self._chains.replicas
         self._next_at = now + self._chains.options.compare_s if self._shared() else inf
         self._at = {number: at for number, at in self._at.items() if number in replicas}

@@ -38,7 +38,7 @@ class Transfer(msgspec.Struct, eq=False):
 class StateTransfer:
     """The transfers that this server sends and receives.
 
-    sending:  by replica
+    sending:  the transfers that this server sends, by replica
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Admission: which requests a server takes, asked on arrival and again before execution."""
+"""Admission: decides which requests a server admits, on arrival and before execution."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Footprint(msgspec.Struct, eq=False):
     """The shards, rows and payload size that a request's parts name on this server.
 
     groups:     the worker groups that may push to these shards
-    nbytes:     size of the payload
+    nbytes:     the size of the payload
     streams:    whether the push may be streamed, and has more than one fragment
     immediate:  whether its pushes wait for no clock
     prompt:     whether its pulls wait for no clock
@@ -83,12 +83,12 @@ class Admission:
     """Decides which requests a server admits, by its view, workers and replicas.
 
     view, promised:  the current view, and the newest view that was promised to the scheduler
-    refused:         no view up to this one is adopted, unless another server has adopted it
-    frozen:          a view is promised and has not come: nothing is applied or answered
-    draining:        no new request is admitted before the next view or the end of the drain time
+    refused:         the view up to which none is adopted, unless another server has adopted it
+    frozen:          whether a view is promised and has not come: nothing is applied or answered
+    draining:        whether no request is admitted before the next view or the drain's time limit
     logs:            the request log of each worker of the view
-    left:            workers that have left and may have pushes in open rounds, by incarnation
-    held:            for each table, (rows, number) of each shard of it that is here
+    left:            the workers that have left and may have pushes in open rounds, by incarnation
+    held:            the (rows, number) of each shard that is here, by table
     """
 
     def __init__(self) -> None:
@@ -101,13 +101,13 @@ class Admission:
         self.left: dict[int, WorkerLeft] = {}
         self.held: list[list[tuple[KeyRange, int]]] = []
         self._specs: dict[int, TableSpec] = {}  # of each shard
-        self._slots: dict[int, int] = {}  # of each shard of a dense table: their number
-        self._hashed: list[bool] = []  # by table: ranges of hash slots, with any number of keys
-        self._sparse: list[bool] = []  # by table: pulls without keys are of all rows of a range
+        self._slots: dict[int, int] = {}  # the number of slots of each dense shard
+        self._hashed: list[bool] = []  # by table: whether its ranges are of hash slots
+        self._sparse: list[bool] = []  # by table: whether a pull may scan a range
         self._ends: dict[int, Ends] = {}  # of each shard
         self._owners: dict[int, str] = {}  # by shard: its group, if pushes go by clocks
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
-        self._kept = 0  # their parts
+        self._kept = 0  # the number of their parts
 
     @property
     def closed(self) -> bool:
@@ -122,7 +122,7 @@ class Admission:
     ) -> None:
         """Record which rows are here, and which pushes and pulls this server takes.
 
-        changed:  whether chains differ from the previous view's
+        changed:  whether chains differ from those of the previous view
         """
         self._hashed = [spec.hashed for spec in tables]
         self._sparse = [spec.sparse for spec in tables]
@@ -170,7 +170,7 @@ class Admission:
         self.frozen = self.promised > self.view
 
     def refuse(self, view: ViewId) -> None:
-        """Adopt no view up to this one from the scheduler."""
+        """Refuse to adopt any view up to this one from the scheduler."""
         self.refused = max(self.refused, view)
 
     def thaw(self) -> None:
@@ -202,7 +202,10 @@ class Admission:
         }
 
     def verdict(self, sender: NodeId, request: Request | Probe) -> Verdict:
-        """Decide about a request. Changes nothing: its payload may never come, or come twice."""
+        """Return the verdict on a request.
+
+        This changes nothing: the payload may never come, or come twice.
+        """
         if self.frozen:
             return "frozen"
         log = self.logs.get(sender)
@@ -233,7 +236,7 @@ class Admission:
         return "fresh"
 
     def _recheck(self, log: RequestLog, request: Request | Probe) -> Verdict:
-        """Decide about a request that may be applied in part; applied parts are left out."""
+        """Return the verdict on a request of which some parts may be applied already."""
         if request.view != self.view:
             return "stale"
         if isinstance(request, Probe):
@@ -243,7 +246,7 @@ class Admission:
         return "again" if self._fits(request, log) else "misfit"
 
     def _fits(self, request: Request, log: RequestLog) -> bool:
-        """Return whether all that it names is here, and its worker's group may push to it."""
+        """Return whether a request is valid, its rows are here, and its group may push to them."""
         if not 0 < request.weight < inf or request.forget_below > request.seq:
             return False
         if request.rates and len(request.rates) != len(request.pushes):
@@ -254,7 +257,7 @@ class Admission:
         return footprint.groups <= {log.group}
 
     def still_fresh(self, request: Request, log: RequestLog, view: ViewId) -> bool:
-        """Return whether a request admitted in `view` still is: same view, no duplicate seen."""
+        """Return whether a request admitted in `view` still is: same view, open, no duplicate."""
         return (
             view == self.view
             and not self.closed
@@ -314,7 +317,10 @@ class Admission:
         return plain and several and distinct and all(keys < 0 for _, _, keys in pulls)
 
     def _named(self, parts: Parts, pushed: Parts | None = None) -> tuple[Named, ...] | None:
-        """Return the shards of a push's parts, or of a pull's, whose request pushes `pushed`."""
+        """Return the shard, rows and keys of each part; None if one does not fit.
+
+        pushed:  the push parts of the request, if these are its pull parts; None otherwise
+        """
         named = []
         left: dict[int, int] = {}  # rows or keys of a shard that may still be named
         twins = _twins(pushed or (), parts) if any(part.keys == SAME for part in parts) else {}
@@ -356,8 +362,10 @@ def lacks(log: RequestLog, follows: Sequence[int]) -> bool:
 
 
 def _twins(pushed: Parts, pulled: Parts) -> dict[tuple[int, int, int], Part]:
-    """Return, by rows, the keyed pushes whose keys a pull of SAME names: the only ones to the rows,
-    which no other pull names."""
+    """Return, by rows, the keyed pushes whose keys a pull of SAME may name.
+
+    Such a push is the only one to its rows, and one pull names them.
+    """
     pushes, pulls = Counter(map(_rows, pushed)), Counter(map(_rows, pulled))
     return {
         _rows(part): part

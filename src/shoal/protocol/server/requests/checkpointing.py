@@ -1,4 +1,4 @@
-"""When a server saves the rows of a shard, so that all files of one clock are a consistent cut.
+"""Checkpoints: a server saves its shards so that the files of a clock are a consistent cut.
 
 The checkpoint of clock d contains, for every shard, the rows after all rounds below d and before
 any later round. The tail of the shard's chain takes it: before it applies a later round, or when it
@@ -30,7 +30,7 @@ from shoal.protocol.server.state.shard_store import ShardStore
 from shoal.protocol.views import FOREVER, View
 from shoal.tables.spec import TableSpec
 
-CHAIN_MAX = 16  # a file with all rows, and the files of changed rows that build on it
+CHAIN_MAX = 16  # files: one with all rows, and those with changed rows that build on it
 
 
 class Checkpointer:
@@ -97,7 +97,7 @@ class Checkpointer:
     def is_due(self, replica: Replica) -> bool:
         """Return whether a checkpoint of a shard is to be taken before its rows change.
 
-        Its turn comes in the handler that is suspended.
+        The handler that is suspended will take it.
         """
         if not self.active or replica.group or self._deserted:
             return False
@@ -131,7 +131,7 @@ class Checkpointer:
     def before(self, replica: Replica, clock: int, out: Effects) -> None:
         """Save the rows of a shard whose rounds below `clock` are applied, if a checkpoint is due.
 
-        To be called before the shard changes. If later rounds are applied already, the former tail
+        Call this before the shard changes. If later rounds are applied already, the former tail
         has taken the checkpoint, or no server has.
         """
         if not self.active or replica.group:
@@ -159,7 +159,7 @@ class Checkpointer:
         if whole:
             since, files = -1, 0
         self._latest[number] = clock, files + 1
-        if self._failures != failures:  # perhaps the file that this one builds on
+        if self._failures != failures:  # perhaps of the file that this one builds on
             self._latest.clear()
         rows, tables = replica.rows, self._tables
         out.append(Save(clock, replica.table, shard.spec, rows, state, tables, since))
@@ -172,7 +172,7 @@ class Checkpointer:
     def reached(self, out: Effects) -> None:
         """Take the checkpoints that are due, after the clock of a head has moved.
 
-        Not while long work is under way: it may be on any of the rows.
+        Nothing is taken while long work is under way, which may be on any of the rows.
         """
         if self.active and not self._long_work.suspended and not self._deserted:
             clock = self._clocks.of("").closed
@@ -180,7 +180,7 @@ class Checkpointer:
                 self.before(replica, self._chains.reached(replica, clock), out)
 
     def end(self, out: Effects) -> None:
-        """Take the checkpoints that are due: no worker will come."""
+        """Take the checkpoints that are due, because no worker will come any more."""
         self._over = True
         self.reached(out)
 
@@ -204,7 +204,7 @@ class Checkpointer:
 def _copied(shard: ShardStore, changes: bool) -> tuple[dict[str, Any], bool]:
     """Return a copy of a shard's state, and whether it is the whole state.
 
-    changes:  whether those since the last copy are enough
+    changes:  whether the changes since the last copy are enough
     """
     found = shard.changes() if changes else None
     return (shard.state(copied=True), True) if found is None else (found, False)

@@ -4,8 +4,8 @@ A request pushes, advances and pulls, in this order. A push is applied at once o
 advance may close rounds. A pull is answered, or put into the wait queue until the slowest worker
 has reached the clock that the consistency rules of its tables ask for.
 
-Whatever changes rows is an operation: a push, a closed round, a call, and what comes down a chain
-from its head. Operations are applied in the order of their replicas' versions.
+Every change of rows is an operation: a push, a closed round, a call, and each message that comes
+down a chain from its head. Operations are applied in the order of their replicas' versions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shoal.protocol.views import NodeId
 
 
 class Executor:
-    """Carries out the requests that admission has taken."""
+    """Carries out admitted requests."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Executor:
             self._answer(admitted, "refused", out, error.message)
 
     def forget(self, log: RequestLog, below: int) -> None:
-        """Forget a worker's requests below `below`: it has resolved them or given them up."""
+        """Forget a worker's requests below `below`: it has resolved or abandoned them."""
         log.forget(below)
         if self.wait_queue.pulls or self.wait_queue.pushes:
             self.wait_queue.drop(log.incarnation, below)
@@ -81,7 +81,7 @@ class Executor:
         """Push, advance and pull, in this order."""
         request, log = admitted.request, admitted.log
         seq, accepted = request.seq, False
-        if log.recheck:  # the request may come again, with other parts waiting
+        if log.recheck:  # it may be a resent request, of which other parts wait now
             log.admit_again(seq)
         if request.pushes:
             if late := "" if admitted.footprint.immediate else self.wait_queue.too_late(admitted):
@@ -93,7 +93,7 @@ class Executor:
         if request.advance >= 0:
             self._advance(request.incarnation, request.advance, out)
             if log.outcomes.get(seq) == "refused":
-                return  # its advance has closed its round, where its method has failed
+                return  # its advance has closed its round, and its access method has failed
         if request.pulls:
             if admitted.footprint.calls:
                 self._call(admitted, out)
@@ -115,13 +115,13 @@ class Executor:
         known = request.seq in log.parts
         changes: list[Change] = []
         waiting: dict[int, list[PushPart]] = {}  # by the clock that they wait for
-        arrived = () if admitted.streamed else admitted.loads  # or it is in the rows
+        arrived = () if admitted.streamed else admitted.loads  # a streamed push is in the rows
         rates = request.rates or repeat(None)
         for part, (number, _, _), staged, lr in zip(
             request.pushes, admitted.footprint.pushes, arrived, rates, strict=False
         ):
             replica, pieces = self._replicas[number], [staged]
-            if known:  # it has come again, and some of it may be in the rows
+            if known:  # it was resent, and some of it may be in the rows
                 pieces = replica.pieces(staged, log.missing(request.seq, part))
             due = 0 if at_once else self.wait_queue.due(number, request)
             for piece in pieces:
@@ -166,7 +166,7 @@ class Executor:
         out: Effects,
         pushed: int = -1,
     ) -> None:
-        """Apply what a request changes."""
+        """Apply the changes of a request as one operation."""
         log, clock = admitted.log, self._clocks.by_worker[admitted.log.incarnation].closed
         operation = Operation(
             what,
@@ -283,7 +283,7 @@ class Executor:
 class Applier:
     """Applies operations, and sends them down the chains.
 
-    copied:  pushes that the heads of other chains have accepted into rounds
+    copied:  the copies of pushes that the heads of other chains have accepted into rounds
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class Applier:
         """Apply an operation to the replicas here, record its pushes, and send it down the chains.
 
         Returns:
-            By replica, why a part was refused: its access method has failed.
+            The reason of each refused part, by replica: its access method has failed.
 
         Raises:
             InvariantBroken: another server has counted other versions for its changes
@@ -322,13 +322,13 @@ class Applier:
             parts.append(AppliedPart(change.part, replica, version))
             if replica.following != NONE:
                 onward.append(change.counted(version))
-        if operation.what == "round":  # it contains every part of a push to a shard
+        if operation.what == "round":  # a round has every part of a push to a shard
             parts = [each.applied for each in replicas if each.number not in failed]
         for log, seq in operation.logs:
             log.apply(seq, parts)
             for number in failed:
                 log.refuse(seq, number)
-        if operation.what == "push" and self.copied.open:  # it may have waited here
+        if operation.what == "push" and self.copied.open:  # a copy may have waited here
             numbers = [each.replica.number for each in parts]
             for incarnation, seq, _ in operation.origins:
                 self.copied.remove(incarnation, seq, numbers)
@@ -338,8 +338,8 @@ class Applier:
         return failed
 
     def _changed(self, operation: Operation, failed: dict[int, str]) -> list[Change]:
-        """Change the rows, outside of the loop if that takes long; return what was changed."""
-        if operation.what == "accept":  # an accepted push changes them with its round
+        """Change the rows, outside of the loop if that takes long; return the changes made."""
+        if operation.what == "accept":  # an accepted push changes rows with its round
             return operation.changes
         if self._guard.borrowers and (operation.changes or operation.merges):
             self._guard.recall()

@@ -1,9 +1,9 @@
-"""Interim: what a server handles while one of its handlers is suspended, and what has to wait.
+"""Interim: sorts the events that come while a handler of the server is suspended.
 
-The state is that of a handler in its middle. What is certain to be short and changes nothing that
-this handler goes by is handled: requests and operations on small shards that are not busy, what is
-read, and questions. A pull of busy rows waits for them. All other events are kept, in order. A kept
-message is as if it were still under way, and so is what follows it.
+The state is that of a handler in its middle. An event is handled now if its work is certain to be
+short and changes nothing that this handler depends on: requests and operations on small shards that
+are not busy, reads, and questions. A pull of busy rows waits for them. All other events are kept,
+in order. A kept message counts as still in flight, and so do the messages that have to follow it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shoal.protocol.views import NodeId
 
 
 class Interim:
-    """Sorts the events that come in the meantime.
+    """Sorts the events that come while a handler is suspended.
 
     kept:     the events that wait
-    handled:  whether others were handled since the handler began
+    handled:  whether other messages were handled since the handler began
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Interim:
         self._sender, self._seq = "", 0  # of the request that is being handled
 
     def begin(self, event: Event) -> None:
-        """The handler of this event may be suspended."""
+        """Prepare for the handler of this event, which may be suspended."""
         self._senders = {each.sender for each in self.kept if isinstance(each, Received)}
         self._sender, self._seq = "", 0
         if isinstance(event, Received):
@@ -88,9 +88,9 @@ class Interim:
         self.kept.append(event)
 
     def first_before(self, event: Event) -> Event | None:
-        """Return the next event to handle, when one comes and others were kept; None if none.
+        """Return the event to handle next, when one comes and others are kept; None if none.
 
-        What is short goes first: one that was kept may be suspended again.
+        A short event goes first: the handler of a kept event may be suspended again.
         """
         if isinstance(event, Received):
             sender, payload = event.sender, event.payload
@@ -116,7 +116,7 @@ class Interim:
     def _is_short(self, sender: NodeId, message: Message, behind: bool) -> bool:
         """Return whether a message may be handled now.
 
-        behind:  whether an earlier one of its sender is kept or being handled
+        behind:  whether an earlier message of its sender is kept or being handled
         """
         match message:
             case Probe() | StatusRequest() | ReplicateAck():
@@ -131,13 +131,13 @@ class Interim:
     def _is_short_request(self, sender: NodeId, request: Request) -> bool:
         """Return whether a request pushes to small shards only, and needs no look at memory.
 
-        While rounds are being closed an operation of their group would tell of its new clock.
+        While rounds are being closed, an operation of their group would announce its new clock.
         """
         log, footprint = self._admission.logs.get(sender), self._admission.footprint(request)
         if log is None or footprint is None or lacks(log, request.follows):
             return False
         if sender == self._sender and request.forget_below > self._seq:
-            return False  # it has given up what is being handled
+            return False  # it has abandoned the request being handled
         if (request.pushes or footprint.calls) and log.group == self._long_work.closing:
             return False
         replicas = self._chains.replicas

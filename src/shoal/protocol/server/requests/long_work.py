@@ -1,12 +1,12 @@
-"""LongWork: what takes long on a shard is done outside of the loop, and the server goes on.
+"""LongWork: long work on shards is done outside of the loop, and the server goes on.
 
 To merge and apply a round, to apply a large push and to copy a shard for a checkpoint takes as long
-as memory needs to move their bytes. The handler of an event that comes to such work is *suspended*:
+as memory needs to move their bytes. The handler of an event that needs such work is *suspended*:
 it runs as a coroutine (a greenlet), the machine returns `Offload`, and with `Offloaded` the handler
 continues after the work. So the code of a handler reads as if the work were done in place.
 
 Meanwhile the replicas of that work are *busy*, and the state of the server is that of a handler in
-its middle. So the machine handles only what needs nothing of it (`Interim`).
+its middle. So the machine handles only events that do not depend on it (`Interim`).
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from greenlet import getcurrent, greenlet
 from shoal.protocol.machine import Effects, Note, Offload, Offloaded
 from shoal.protocol.server.state.replica import Replica
 
-LONG_BYTES = 16 << 20  # what a server moves in some milliseconds
+LONG_BYTES = 16 << 20  # a server moves them in some milliseconds
 
 T = TypeVar("T")
 
 
 class LongWork:
-    """Runs handlers that may come to long work, one at a time.
+    """Runs handlers that may need long work, one at a time.
 
     possible:   whether any shard is so large that work on it may be long
     running:    whether a handler runs that may be suspended
     suspended:  whether a handler waits for its work
     busy:       the replicas of that work, by number
-    closing:    the worker group whose rounds are being closed: its clocks say more than the rows
+    closing:    the worker group whose rounds are being closed: its clocks are ahead of the rows
     """
 
     def __init__(self, tickets: Iterator[int], long_bytes: float = LONG_BYTES) -> None:
-        """
-        tickets:     numbers of `Offload` effects
-        long_bytes:  what is done in place moves fewer bytes
+        """Start without a handler.
+
+        tickets:     the numbers of `Offload` effects
+        long_bytes:  the bytes from which on work that moves them is long
         """
         self.possible = self.running = self.suspended = False
         self.busy: frozenset[int] = frozenset()
@@ -49,7 +50,7 @@ class LongWork:
         self._effects: Effects = []  # of the handler, since it began or continued
 
     def look(self, replicas: Iterable[Replica]) -> None:
-        """See how large the shards are now."""
+        """Record whether any shard is so large now that work on it may be long."""
         self.possible = any(replica.shard.copy_bytes >= self.long_bytes for replica in replicas)
 
     def run(self, handler: Callable[[Effects], None], out: Effects) -> None:
@@ -88,11 +89,11 @@ class LongWork:
             out.append(offload)
 
     def begin_closing(self, group: str) -> None:
-        """The rounds of a group are about to be closed."""
+        """Record that the rounds of a group are about to be closed."""
         self.closing = group
 
     def end_closing(self) -> None:
-        """They are closed."""
+        """Record that the rounds are closed."""
         self.closing = None
 
     def is_small(self, replica: Replica) -> bool:
@@ -123,7 +124,7 @@ class LongWork:
 
 
 def _to_the_loop(offload: Offload | None) -> Any:
-    """Have the loop go on until it has something for this coroutine; return that."""
+    """Switch to the loop, with work if there is any; return what it switches back with."""
     loop = getcurrent().parent
     assert loop is not None
     return loop.switch(offload)

@@ -1,6 +1,6 @@
 """TableMemory: the limit of a server's memory for tables, and what they take of it.
 
-What would exceed the limit is not opened, and a sparse table that has reached it gets no new rows.
+A shard that would exceed the limit is not opened, and a sparse table gets no new rows beyond it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Keyed = tuple[int, KeyRange, int]  # shard, rows, number of keys or -1
 class MemoryOptions(msgspec.Struct, frozen=True):
     """The memory that a server has for its tables.
 
-    limit:   in bytes
-    needed:  says what a shard will take, before it is opened
+    limit:   the limit in bytes
+    needed:  the function that returns the bytes of a shard before it is opened
     """
 
     limit: float = inf
@@ -36,20 +36,21 @@ class MemoryOptions(msgspec.Struct, frozen=True):
 class TableMemory:
     """The limit of a server's memory for tables, and what they take of it.
 
-    The head of a chain refuses what would exceed its limit before it changes or replicates
+    The head of a chain refuses a push that would exceed its limit before it changes or replicates
     anything. The other replicas apply what the head has applied: their own limits stop only the
     rows that pulls would create.
 
-    Far from the limit a push costs a subtraction: `_spare` is what is certainly free, which every
-    push diminishes by the most that its keys can take. Once that is used up, memory is looked at
-    again; keys are looked up only where that is not enough.
+    Far from the limit a push costs a subtraction: `_spare` has the bytes that are certainly free,
+    from which every push subtracts the most that its keys can take. Once they are used up, the free
+    memory is computed again; keys are looked up only if that is not enough.
     """
 
     def __init__(
         self, options: MemoryOptions, replicas: Mapping[int, Replica], rounds: Rounds
     ) -> None:
-        """
-        replicas, rounds:  what takes memory: rows, and pushes that wait for their rounds
+        """Start with no memory reserved.
+
+        replicas, rounds:  the rows, and the pushes that wait for their rounds, which take memory
         """
         self._options = options
         self._replicas = replicas
@@ -59,7 +60,7 @@ class TableMemory:
         self.look_again()
 
     def look_again(self) -> None:
-        """Have the next push look at what is free."""
+        """Make the next push compute the free memory again."""
         self._spare = -inf if self._options.limit < inf else inf
 
     def grow(self, changes: Sequence[Change]) -> None:
@@ -69,33 +70,33 @@ class TableMemory:
                 self._spare -= each.part.keys * each.replica.shard.new_row_bytes
 
     def reserve(self, nbytes: int) -> None:
-        """Count what the shards take that are in no view yet, in all."""
+        """Set the bytes that all shards in no view yet take together."""
         self._opening = nbytes
         self.look_again()
 
     @property
     def reserved(self) -> int:
-        """Bytes of the shards that are in no view yet."""
+        """The bytes of the shards that are in no view yet."""
         return self._opening
 
     @property
     def free(self) -> float:
-        """Bytes that are left; negative where tables take more than the limit."""
+        """The bytes that are left; negative where tables take more than the limit."""
         if self._options.limit == inf:
             return inf
         taken = sum(replica.shard.nbytes for replica in self._replicas.values())
         return self._options.limit - taken - self._opening
 
     def needed(self, spec: TableSpec, rows: KeyRange) -> int:
-        """Return what a shard will take."""
+        """Return the bytes that a shard will take, before it is opened."""
         return self._options.needed(spec, rows)
 
     def takes(self, shard: ShardStore) -> int:
-        """Return what a shard takes that was opened."""
+        """Return the bytes that an opened shard takes; 0 if there is no limit."""
         return shard.nbytes if self._options.limit < inf else 0
 
     def too_large(self, spec: TableSpec, rows: KeyRange, nbytes: int, free: float) -> str:
-        """Return why a shard cannot be opened, if it needs more than is free."""
+        """Return why a shard cannot be opened; empty if it needs no more than is free."""
         if nbytes <= free:
             return ""
         return (
@@ -109,7 +110,7 @@ class TableMemory:
         return not more or more <= self._spare
 
     def _most(self, named: Sequence[Keyed]) -> int:
-        """Return what rows for all of these keys would take."""
+        """Return the bytes that rows for all of these keys would take."""
         more = 0
         for number, _, keys in named:
             if keys > 0:
@@ -125,7 +126,10 @@ class TableMemory:
         return self._look(pushes, loads, more) if more else ""
 
     def _look(self, pushes: Sequence[Keyed], loads: Sequence[Staged], more: int) -> str:
-        """The same, by what is free now; by the keys that are new, if that is too little."""
+        """Return why keys get no rows, by the memory that is free now.
+
+        Only if that is too little for all keys, look up which of them are new.
+        """
         waiting: defaultdict[int, list[Staged]] = defaultdict(list)
         for entry in self._rounds.entries():
             for part in entry.parts:
@@ -167,5 +171,5 @@ class TableMemory:
 
 
 def _new_keys(shard: ShardStore, pushes: Sequence[Staged]) -> int:
-    """Return how many rows pushes would create; at most, if another thread works on the shard."""
+    """Return the number of rows that pushes would create; an upper bound while a shard is lent."""
     return sum(len(each.keys) for each in pushes) if shard.lent else shard.new_keys(pushes)

@@ -14,7 +14,7 @@ from shoal.protocol.views import NodeId
 
 
 class RequestHandler:
-    """Admits requests after all or declines them, and answers probes."""
+    """Admits or declines requests that were not admitted on arrival, and answers probes."""
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class RequestHandler:
     def end_stream(
         self, admitted: AdmittedRequest, payload: Sink, out: Effects
     ) -> AdmittedRequest | None:
-        """Apply the last fragment of a streamed push; if that has to wait, ask for it again.
+        """Apply the last fragment of a streamed push, or ask for the push again.
 
-        Return the request if all of it is applied.
+        Return the request if all of it is applied, and None if the fragment cannot be applied.
         """
         if not self._staging.land(payload):
             self._executor.reply(out, admitted.sender, admitted.request, "missing")
@@ -110,7 +110,7 @@ class RequestHandler:
                 out.append(Send(worker.id, Nudge(reason)))
 
     def computing(self, sender: NodeId, told: Computing, out: Effects) -> None:
-        """Tell those that wait for a worker that it computes."""
+        """Tell the workers that wait for a worker that it computes."""
         log = self._admission.logs.get(sender)
         if log is not None and log.incarnation == told.incarnation:
             others = self._executor.wait_queue.computes(told.incarnation)

@@ -1,4 +1,4 @@
-"""Requests: what a server does for the requests of workers."""
+"""Requests: the parts of a server that admit, carry out and answer requests of workers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from shoal.protocol.views import NodeId
 
 
 class RequestOptions(msgspec.Struct, frozen=True):
-    """The limits of what a server does for requests.
+    """The limits of a server's work for requests.
 
     Attributes:
         memory:        the memory that the server has for its tables
         unread_bytes:  the bytes of answers that may be on their way to one worker
-        long_bytes:    work that moves as many bytes is done outside of the loop
+        long_bytes:    the bytes from which on work that moves them is done outside of the loop
     """
 
     memory: MemoryOptions = MemoryOptions()
@@ -44,18 +44,18 @@ class Requests:
     """Admits the requests of workers, carries them out, and answers them.
 
     Attributes:
-        admission:     decides which requests are taken
-        staging:       has the memory that their payloads go to
-        handler:       answers the requests that were not taken on arrival
-        executor:      carries out what was taken
-        applier:       applies operations to rows
-        round_closer:  closes rounds
-        wait_queue:    has the requests that wait
-        wait_report:   measures which workers they wait for
-        checkpointer:  saves the rows
-        memory:        counts the memory that the tables take
-        long_work:     runs work that takes long outside of the loop
-        interim:       sorts the events that come meanwhile
+        admission:     the decision which requests are admitted
+        staging:       the memory that their payloads go to
+        handler:       the handler of requests that were not admitted on arrival, and of probes
+        executor:      the part that carries out admitted requests
+        applier:       the part that applies operations to rows
+        round_closer:  the part that closes rounds
+        wait_queue:    the requests that wait
+        wait_report:   the measurement of which workers they wait for
+        checkpointer:  the part that saves the rows
+        memory:        the account of the memory that the tables take
+        long_work:     the work that is done outside of the loop
+        interim:       the part that sorts the events that come meanwhile
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class Requests:
         tickets: Iterator[int],
         trace: EventTrace,
     ) -> None:
-        """
-        tickets:  numbers of `Offload` effects
+        """Make the parts of the server that handle requests.
+
+        tickets:  the numbers of `Offload` effects
         """
         self._time = state.time
         self.admission = Admission()
@@ -109,7 +110,7 @@ class Requests:
     def asked(
         self, sender: NodeId, message: Probe | Computing | StatusRequest, out: Effects
     ) -> None:
-        """Handle a message about requests: of a worker, or of a tool."""
+        """Handle a message about requests, from a worker or a tool."""
         if isinstance(message, Probe):
             self.handler.probe(sender, message, out)
         elif isinstance(message, Computing):

@@ -31,7 +31,7 @@ class RoundCloser:
     """Makes operations of a server's rounds.
 
     Arguments:
-        apply: applies an operation; returns why the parts for some replicas were refused
+        apply: the function that applies an operation and returns why parts were refused, by replica
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class RoundCloser:
                 self._refuse(entry, "; ".join(problems), out)
 
     def _refuse(self, entry: Contribution, reason: str, out: Effects) -> None:
-        """Refuse a push whose round has closed, unless its worker has left."""
+        """Refuse a push that failed when its round was applied, unless its worker has left."""
         log = entry.log
         if self._admission.logs.get(entry.sender) is log:
             self._wait_queue.leave((log.incarnation, entry.seq))
@@ -145,7 +145,7 @@ class RoundCloser:
     def _round(
         self, entries: list[Contribution], pushes: Pushes, group: str, clock: int, reached: int
     ) -> Operation:
-        """Return the operation that merges a round's pushes; workers have reached a clock."""
+        """Return the operation that merges a round's pushes and announces the clock `reached`."""
         return Operation(
             "round",
             (self._chains.rank,),
@@ -162,7 +162,7 @@ class RoundCloser:
     def _counted(self, entries: list[Contribution], group: str) -> tuple[Pushes, float]:
         """Return the pushes of a round that count, and their weight.
 
-        All of them do; under a cover, in each replica those of one worker of each group.
+        All pushes count; under a cover, each replica counts those of one worker of each group.
         """
         closes = self._clocks.of(group).closes
         chosen: dict[tuple[int, int], int] = {}  # by replica and group of a cover: incarnation

@@ -29,7 +29,7 @@ from shoal.protocol.server.state.shard_store import Loads, RowStore, ShardStore,
 from shoal.protocol.views import NodeId, ViewId
 
 Place = tuple[int, KeyRange]  # a shard, and rows of it
-COUNTED_BYTES = 64 << 10  # pushes from this size on, whose bytes are added up while they wait
+COUNTED_BYTES = 64 << 10  # pushes from this size on are counted while they wait
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
@@ -54,7 +54,7 @@ class NoMemory(Refused):
 class RequestStaging:
     """Receives requests into the staging memory of a server's shards.
 
-    guard:  protects the rows in unsent answers; recalled before any row changes
+    guard:  the guard of the rows in unsent answers; recalled before any row changes
     """
 
     def __init__(
@@ -73,7 +73,10 @@ class RequestStaging:
         self._rounds = rounds
 
     def arriving(self, sender: NodeId, request: Request, nbytes: int) -> Arrival:
-        """Return where a payload goes. Changes nothing: admission decides again once it is here."""
+        """Return the destination of a payload.
+
+        This changes nothing: admission decides again once the payload is here.
+        """
         verdict = self._admission.verdict(sender, request)
         footprint = self._admission.footprint(request) if verdict in TAKEN else None
         if footprint is None:
@@ -106,7 +109,7 @@ class RequestStaging:
         return ""
 
     def _overdraws(self, request: Request, footprint: Footprint) -> bool:
-        """Return whether a push would have this server keep too much for one worker."""
+        """Return whether this server would keep too many bytes of pushes of one worker."""
         if footprint.immediate or footprint.nbytes < COUNTED_BYTES:
             return False
         waiting = self._rounds.nbytes(request.incarnation)
@@ -143,7 +146,7 @@ class RequestStaging:
         )
 
     def problem(self, admitted: AdmittedRequest) -> str:
-        """Return why a request that names keys is refused; empty if it is not. Changes nothing."""
+        """Return why a request that names keys is refused; empty if it is not."""
         for load in admitted.loads:
             problem = load.problem() if load.keys is not None else ""
             if problem:
@@ -166,7 +169,7 @@ class RequestStaging:
                 found.append(shard.read_keys(pushed[number, rows]))
             elif keys >= 0:
                 load = next(keyed)
-                if admitted.log.group != replica.group or (  # who only looks on leaves no rows
+                if admitted.log.group != replica.group or (  # no rows for other groups
                     shard.new_row_bytes and self._memory.problem(((number, rows, keys),), [load])
                 ):
                     shard.only_read(load)
@@ -181,7 +184,7 @@ class RequestStaging:
         return tuple(found)
 
     def updates(self, admitted: AdmittedRequest) -> int:
-        """Return the most updates of a fragment that a request pulls with its slots."""
+        """Return the largest number of updates of the rows that a request pulls with slots."""
         pulls = zip(admitted.request.pulls, admitted.footprint.pulls, strict=True)
         return max(
             self._replicas[number].shard.most_updates(rows)
@@ -192,9 +195,8 @@ class RequestStaging:
     def _may_stream(self, request: Request, footprint: Footprint, log: RequestLog) -> bool:
         """Return whether to apply a push while it comes in.
 
-        Not where it waits for a checkpoint clock, where other servers have to get it whole, or
-        where it was here before: it is looked at again when it is here, and parts of it may be in
-        the rows.
+        A push is staged whole if it assigns rows, if it waits for a checkpoint clock, if other
+        servers have to get it, or if it was here before: parts of it may be in the rows.
         """
         replicas = [self._replicas[number] for number, _, _ in footprint.pushes]
         return (
@@ -209,7 +211,7 @@ class RequestStaging:
         """Apply the fragment that has just come in, unless it was applied before.
 
         Return False if it must not be applied: the view has changed, a duplicate of the request
-        came first, or a checkpoint must not contain it that is not taken yet.
+        came first, or a checkpoint that must not contain it is due.
         """
         admitted: AdmittedRequest = payload.context
         request, log = admitted.request, admitted.log
@@ -248,7 +250,7 @@ class RequestStaging:
 
 
 def _sized(shard: ShardStore, answer: memoryview, admitted: AdmittedRequest) -> list[memoryview]:
-    """Return an answer of any size, after its size if it is one of several."""
+    """Return the buffers of an answer of any size: first its size, if it is one of several."""
     if answer.nbytes > ANSWER_BYTES:
         text = f"table {shard.spec.name!r}: an answer of {answer.nbytes} bytes"
         raise AccessFailed(f"{text}; at most {ANSWER_BYTES}")
@@ -258,9 +260,9 @@ def _sized(shard: ShardStore, answer: memoryview, admitted: AdmittedRequest) -> 
 
 
 def _by_place(footprint: Footprint, loads: Loads) -> dict[Place, Staged]:
-    """Return the staged pushes of a request by where they are, for pulls of the same keys.
+    """Return the staged pushes of a request by shard and rows, for pulls of the same keys.
 
-    Admission has seen that there is one for each of these: to look for each would take a time that
+    Admission has checked that each such pull has one. To search for each would take a time that
     grows with the square of the parts that a worker may send.
     """
     pushes = zip(footprint.pushes, loads, strict=False)

@@ -21,14 +21,14 @@ from shoal.protocol.server.state.replica import Replica
 from shoal.protocol.server.state.state import ServerState
 from shoal.protocol.views import Member, NodeId
 
-COMPUTING_S = 5.0  # how long a worker's word counts that it computes
+COMPUTING_S = 5.0  # the time for which a worker counts as computing after it said so
 
 
 class WaitingRequest(msgspec.Struct, frozen=True, eq=False):
     """A pull that waits for a clock, or a push that waits until all replicas have it.
 
     clock:  the clock that every worker has to reach; 0 for a push
-    since:  when it came
+    since:  the time at which it came
     pulled: the replicas that it pulls from and that go by the clocks of its worker's group
     """
 
@@ -45,8 +45,8 @@ class WaitingRequest(msgspec.Struct, frozen=True, eq=False):
 class WaitQueue:
     """The requests that wait at a server, by (incarnation, sequence number).
 
-    pulls:   wait for a clock
-    pushes:  wait until all replicas have them
+    pulls:   the pulls that wait for a clock
+    pushes:  the pushes that wait until all replicas have them
     """
 
     def __init__(
@@ -73,18 +73,18 @@ class WaitQueue:
     # ------------------------------------------------------------------ entering and leaving
 
     def look(self, admitted: AdmittedRequest, accepted: bool) -> WaitingRequest:
-        """Return what a pull waits for, should it have to wait.
+        """Return a pull with the clock that it has to wait for.
 
-        The answer also acknowledges the request's own push, so it waits for that push's round too.
+        The answer also acknowledges the request's own push, so it waits for that round as well.
 
-        accepted:  whether its push waits for a round
+        accepted:  whether the request's push waits for a round
         """
         request = admitted.request
         clock = read_clock(request)
         need = self._applied_at(admitted) if accepted else 0
         pulled = () if admitted.footprint.prompt else self._own_pulls(admitted)
         for replica in pulled:
-            spec = replica.shard.spec  # own pushes may wait
+            spec = replica.shard.spec  # pushes may wait for a checkpoint clock
             checkpoint_clock = self._checkpointer.checkpoint_clock(spec, request.clock)
             need = max(need, needed(spec.consistency, clock), checkpoint_clock)
         return WaitingRequest(admitted, need, self._chains.time.now, pulled)
@@ -119,8 +119,10 @@ class WaitQueue:
     # ------------------------------------------------------------------ slow readers
 
     def answered(self, to: NodeId, nbytes: int, out: Effects) -> None:
-        """Count the rows that a worker is sent. Beyond a limit its pulls wait until it has read
-        them: this server would hold them in memory."""
+        """Count the bytes of rows that a worker is sent.
+
+        Beyond a limit its pulls wait until it has read them: this server would hold them in memory.
+        """
         total = self._answered.get(to, 0) + nbytes
         if total > self._unread_bytes and to not in self._full:
             self._full.add(to)
@@ -133,7 +135,7 @@ class WaitQueue:
         return worker in self._full
 
     def has_room(self, worker: NodeId) -> None:
-        """Note that a worker has read most of its answers."""
+        """Record that a worker has read most of its answers."""
         self._full.discard(worker)
 
     def forget(self, worker: NodeId) -> None:
@@ -153,10 +155,10 @@ class WaitQueue:
         )
 
     def too_late(self, admitted: AdmittedRequest) -> str:
-        """Return why a part of a push is for a round that takes no more; empty if none is.
+        """Return why a push comes too late for the round of one of its parts; empty if it does not.
 
-        A worker pushes to no round that it has passed. Where rounds close without all workers, it
-        may also have closed here, or in rows that were received from another server.
+        A worker pushes to no round that it has passed. Where rounds close without all workers,
+        the round may also have closed here, or in rows that were received from another server.
         """
         request, log = admitted.request, admitted.log
         clocks = self._clocks.by_worker[request.incarnation]
@@ -189,7 +191,7 @@ class WaitQueue:
         return log.complete(pull.admitted.request.seq)
 
     def _is_changing(self, pull: WaitingRequest) -> bool:
-        """Return whether long work changes its rows, or closes rounds that it waits for."""
+        """Return whether long work is on the rows of a pull, or closes rounds that it waits for."""
         if pull.clock and self._long_work.closing == pull.admitted.log.group:
             return True
         busy = self._long_work.busy
@@ -229,7 +231,7 @@ class WaitQueue:
         return clock, self.reason(push) if push else self._absent(group, clock)
 
     def reason(self, waiting: WaitingRequest) -> str:
-        """Return which workers or servers keep a request from being answered."""
+        """Return the reason of a wait: the workers or servers that delay the answer."""
         admitted, clock = waiting.admitted, waiting.clock
         own = admitted.log.unreplicated(admitted.request.seq)
         if any(each.version < 0 for each in own):
@@ -251,7 +253,7 @@ class WaitQueue:
         return [self._workers[worker] for worker in self._clocks.of(group).behind(clock)]
 
     def computes(self, worker: int) -> list[Member]:
-        """Note that a worker computes; return its group's others once all the slowest ones do."""
+        """Record that a worker computes; if all the slowest do, return the rest of its group."""
         now, clocks = self._chains.time.now, self._clocks.of(self._clocks.group(worker))
         known = {each: at for each, at in self._computing.items() if each in self._workers}
         self._computing = {**known, worker: now}

@@ -1,1 +1,1 @@
-"""What a server knows: its replicas, the requests it has seen, and the pushes of open rounds."""
+"""The state of a server: its replicas, the requests it has seen, and the pushes of open rounds."""

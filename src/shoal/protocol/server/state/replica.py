@@ -21,26 +21,26 @@ class Replica(msgspec.Struct, eq=False):
 
     Invariant: `done <= version`; `closed` and `reached` only grow within a view.
 
-    number:          identifies it on this server
-    shard:           its rows
-    rank:            this server's rank
+    number:          the number of the replica on this server
+    shard:           the rows
+    rank:            the rank of this server
     group:           the worker group whose clocks its table goes by
-    version:         how often it has been changed here; NOT_BEGUN while it is syncing and has
-                     received nothing yet
+    version:         the number of its changes; NOT_BEGUN while it is syncing and has received
+                     nothing yet
     done:            the version that all in-sync replicas after this one have
     synced_version:  the version of the syncing replica, if that is next in the chain
-    closed:          no push of this clock or a later one is in its rows
+    closed:          a clock: no push of it or of a later clock is in the rows
     reached:         the clock of the chain's head, as known here
-    ended:           all workers of this view have ended, or there are none
+    ended:           whether all workers of this view have ended, or there are none
     at:              the position of the next chunk, if it is syncing
-    rows, chain, tail:  copied from its placement, because every push reads them
-    previous, following:  ranks of the servers beside this one in the chain, or NONE
+    rows, chain, tail:  the same as in its placement; copies, because every push reads them
+    previous, following:  the ranks of the servers before and after this one, or NONE
     """
 
     number: int
     table: int
     placement: Placement
-    shard: RowStore  # the most that a kind of shard can do; its kind says what it does
+    shard: RowStore  # typed as the kind of shard with the most methods
     rank: int = 0
     group: str = ""
     version: int = 0
@@ -67,7 +67,7 @@ class Replica(msgspec.Struct, eq=False):
 
     @property
     def applied(self) -> AppliedPart:
-        """A part that covers all of its rows, as they are now."""
+        """The part that covers all rows, with the version that they have now."""
         return AppliedPart(self.part(self.rows, -1), self, self.version)
 
     @property
@@ -93,7 +93,7 @@ class Replica(msgspec.Struct, eq=False):
         return AppliedPart(self.part(rows, -1), self, -1)
 
     def pieces(self, staged: Staged, missing: list[KeyRange]) -> list[Staged]:
-        """Return the parts of a staged push for the rows that miss it."""
+        """Return the parts of a staged push for the rows that do not have it."""
         if missing == [staged.rows]:
             return [staged]
         pieces = [self.shard.part_of(staged, rows) for rows in missing]
@@ -103,12 +103,13 @@ class Replica(msgspec.Struct, eq=False):
     def problem_of(
         self, part: Part, call: bool, told: bool, least: int = 0, write: bool = False
     ) -> str:
-        """Return why a message cannot carry a part; empty if it can. Nothing is allocated before.
+        """Return why a message cannot carry a part, before memory is taken; empty if it can.
 
         call: whether it is a call of a custom table's handler
-        write: whether it assigns rows, and may assign their slots as well
         told: whether another replica sends it: the rows of a round, or its state
-        least: of keys; -1 if it may have none at all, as a round without pushes to a sparse table
+        least: the least number of keys; -1 if there may be no list of keys, as in a round without
+            pushes to a sparse table
+        write: whether it assigns rows, and may assign their slots as well
         """
         spec, rows = self.shard.spec, self.rows
         if not rows.start <= part.start <= part.stop <= rows.stop:
@@ -173,7 +174,7 @@ class Replica(msgspec.Struct, eq=False):
         self.version, self.done = NOT_BEGUN, 0
 
     def sync_from(self, version: int, closed: int) -> None:
-        """Record the version of the rows in the first chunk."""
+        """Record the version and the closed rounds of the rows in the first chunk."""
         self.version = self.done = version
         self.closed = closed
 
@@ -185,7 +186,7 @@ class Replica(msgspec.Struct, eq=False):
 class AppliedPart(msgspec.Struct, frozen=True, eq=False):
     """A part of a push that is here, and the version of the replica that contains it.
 
-    version:  -1 while its round is open
+    version:  the version; -1 while its round is open
     """
 
     part: Part

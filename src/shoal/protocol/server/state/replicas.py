@@ -17,11 +17,11 @@ Take = Callable[[TableSpec, KeyRange], ShardStore]
 
 
 class Moved(msgspec.Struct):
-    """What a view has changed on this server.
+    """The changes that a view has made on this server.
 
     chains:    whether the chain of any shard has changed
-    begin:     if this server has become a head: the clock of these rows, by worker group
-    cut:       replicas that were cut, with their pieces that are still here
+    begin:     the clock of the rows that this server has become the head of, by worker group
+    cut:       the replicas that were cut, with their pieces that are still here
     """
 
     chains: bool = False

@@ -20,7 +20,7 @@ class RequestLog:
 
     outcomes:  the outcome of each request
     parts:     the parts of each push that are here
-    recheck:   requests that were seen before the chains changed; admitted again in part
+    recheck:   the requests that were seen before the chains changed; admitted again in part
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class RequestLog:
         self.outcomes[seq] = code
 
     def admit_again(self, seq: int) -> None:
-        """Record that a request may be one of an earlier view, whose outcome is open again."""
+        """Forget the outcome of a request that was seen before the chains changed."""
         if seq in self.recheck:
             self.recheck.remove(seq)
             self.outcomes.pop(seq, None)
@@ -59,7 +59,7 @@ class RequestLog:
         self.parts.setdefault(seq, []).extend(parts)
 
     def apply(self, seq: int, parts: Sequence[AppliedPart]) -> None:
-        """Record parts of a push that are applied; if they waited for a round, they do no more."""
+        """Record parts of a push that are applied, and that no longer wait for a round."""
         if seq in self.parts:
             for part in parts:
                 self.refuse(seq, part.replica.number)
@@ -86,7 +86,7 @@ class RequestLog:
             parts.append(landed)
 
     def forget(self, below: int) -> None:
-        """Forget every request below `below`: its worker has resolved it or given it up."""
+        """Forget every request below `below`: its worker has resolved or abandoned it."""
         kept: dict[int, Any]
         for kept in (self.outcomes, self.parts):
             if below - self.forget_below == 1:  # as in training, one request after the other
@@ -101,10 +101,10 @@ class RequestLog:
     # ------------------------------------------------------------------ views
 
     def placements_changed(self) -> None:
-        """Recheck every known request that comes again, because chains have changed.
+        """Mark all known requests to be rechecked if they come again: chains have changed.
 
-        Not one that was refused: its worker has its buffers back, and a copy of the request that is
-        still under way may have other values.
+        A refused request is not rechecked: its worker has its buffers back, and a copy of the
+        request that is still in flight may have other values.
         """
         refused = {seq for seq, code in self.outcomes.items() if code in REFUSED}
         self.recheck = {*self.outcomes, *self.parts} - refused

@@ -24,7 +24,7 @@ class PushPart(msgspec.Struct, frozen=True, eq=False):
 class Contribution(msgspec.Struct, eq=False):
     """A push that is accepted into an open round, and not applied yet.
 
-    clock:   the round's; for a push that waits for a checkpoint clock, the clock before that
+    clock:   the round's clock; for a push that waits for a checkpoint clock, the one before that
     weight:  the push's weight in the merged update; 0 for a push that is applied by itself
     pushed:  the clock of the push
     """
@@ -39,7 +39,7 @@ class Contribution(msgspec.Struct, eq=False):
 
     @property
     def origin(self) -> tuple[int, int, int]:
-        """Its worker, its request and the worker's oldest one, for other servers."""
+        """The worker's incarnation, the request, and the worker's oldest one, for other servers."""
         return self.log.incarnation, self.seq, self.log.forget_below
 
 
@@ -53,7 +53,7 @@ class Rounds:
     """
 
     def __init__(self) -> None:
-        self._reached: dict[str, int] = {}  # by group: rounds below have closed, of rows then here
+        self._reached: dict[str, int] = {}  # by group: rounds below closed, of rows then here
         self.open: dict[Round, list[Contribution]] = {}
         self._weights: defaultdict[str, dict[int, float]] = defaultdict(dict)  # by group and clock
 
@@ -105,7 +105,7 @@ class Rounds:
         return tuple(self._weights[group].items())
 
     def recut(self, cut: Callable[[int, Staged], list[tuple[int, Staged]]]) -> None:
-        """Cut every part to the shards that are still here."""
+        """Replace every part by its pieces for the shards that are still here."""
         for each, entries in list(self.open.items()):
             for entry in entries:
                 entry.parts = [
@@ -132,9 +132,10 @@ class Rounds:
         return sorted(at for of, at in self.open if of == group and at < clock)
 
     def close(self, group: str, clock: int) -> list[Contribution]:
-        """Close a round; return its pushes in the order of their merge: by rank. Weigh it then.
+        """Close a round; return its pushes by rank, the order of their merge.
 
-        Two of one rank are of a worker that died and of the one that took its place.
+        The caller records their weight (`weigh`). Two pushes of one rank are of a worker that died
+        and of the one that took its place.
         """
         entries = self.open.pop((group, clock))
         self.reach(group, clock + 1)
@@ -155,7 +156,7 @@ class Rounds:
         return self._weights[group].get(clock, 0.0)
 
     def drop(self, worker: int, last_clock: int) -> None:
-        """Remove a dead worker's pushes from the rounds at or above its last clock."""
+        """Remove the pushes of a worker that left from the rounds at or above its last clock."""
         for key in [each for each in self.open if each[1] >= last_clock]:
             kept = [each for each in self.open[key] if each.log.incarnation != worker]
             self.open[key] = kept

@@ -14,8 +14,8 @@ class Staged(Protocol):
 
     rows:      the range that it names
     keys:      the keys in that range, or None for all rows
-    kept:      its keys are read after it is applied, by a pull of the same request
-    retained:  its memory is kept after it is applied, until all replicas have it
+    kept:      whether its keys are read after it is applied, by a pull of the same request
+    retained:  whether its memory is kept after it is applied, until all replicas have it
     """
 
     rows: KeyRange
@@ -65,10 +65,10 @@ Loads = list[Staged]  # one per push part, then one per keyed pull part
 class ShardStore(Protocol):
     """The rows of a shard on one server, and the staging memory of its pushes.
 
-    nbytes:         what it takes at most, with its staging memory; 0 if that is unknown
-    copy_bytes:     what a copy of its state moves at most; 0 for one in the loop's thread only
-    new_row_bytes:  what a new row takes at most; 0 where rows do not become more without a bound
-    lent:           another thread works on the rows
+    nbytes:         the most bytes that it takes, with staging memory; 0 if that is unknown
+    copy_bytes:     the most bytes that a copy of the state moves; 0 if only the loop may copy
+    new_row_bytes:  the most bytes that a new row takes; 0 if pushes create none, or with a bound
+    lent:           whether another thread works on the rows
     """
 
     spec: TableSpec
@@ -109,7 +109,7 @@ class ShardStore(Protocol):
 class MovableStore(ShardStore, Protocol):
     """A shard that can be replicated and moved to other servers.
 
-    syncing:  it still receives its rows
+    syncing:  whether it still receives its rows
 
     `stage_told` stages an operation that another replica has applied.
     """

@@ -1,4 +1,4 @@
-"""ServerState: what every room of a server goes by."""
+"""ServerState: the state that all parts of a server share."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How a server promises, refuses and adopts views."""
+"""View changes: a server promises, refuses and adopts views."""

@@ -17,7 +17,7 @@ from shoal.protocol.views import NodeId, View, ViewId
 
 
 class ViewAdoption:
-    """Brings what a view says to the parts of the server that go by it."""
+    """Promises, refuses and adopts views, and passes them to the parts of the server."""
 
     def __init__(
         self,
@@ -28,9 +28,10 @@ class ViewAdoption:
         open_shard: Take,
         checkpoint_folder: Callable[[], str],
     ) -> None:
-        """
-        open_shard:         returns an opened shard
-        checkpoint_folder:  where this server's checkpoints are written; empty if nowhere
+        """Take the parts of the server.
+
+        open_shard:         a function that returns an opened shard
+        checkpoint_folder:  a function that returns the folder of this server's checkpoints, or ""
         """
         self._session = state.session
         self._state = state
@@ -42,7 +43,7 @@ class ViewAdoption:
         self._checkpoint_folder = checkpoint_folder
 
     def refused(self, view: ViewId, out: Effects) -> bool:
-        """Return whether this server has refused a newer view than its own; say so."""
+        """Return whether this server has refused a newer view than its own; if so, reply that."""
         refused = self._session.view_id < view <= self._admission.refused
         if refused:
             out.append(Send(SCHEDULER, ViewRefused(view, self._session.view_id)))
@@ -67,14 +68,16 @@ class ViewAdoption:
         self.thaw_if_agreed(out)
 
     def _names(self, sender: NodeId, view: View) -> bool:
-        """Return whether a view has its sender, and this server: the scheduler ends one that left
-        or was declared dead."""
+        """Return whether a view contains its sender and this server.
+
+        The scheduler ends a server that left or was declared dead.
+        """
         mine = view.member(self._session.me)
         here = mine is not None and mine.incarnation == self._session.incarnation
         return here and any(member.id == sender for member in view.servers)
 
     def thaw_if_agreed(self, out: Effects) -> None:
-        """Continue in this view, or in a newer one that other servers have adopted."""
+        """Continue in this view or a newer one, if all its servers refused the promised one."""
         view = self._thaw.thawed(out)
         if view is None:
             return
@@ -99,7 +102,7 @@ class ViewAdoption:
             out.append(Send(SCHEDULER, promise))
 
     def offered(self, message: NewView, now: float, out: Effects) -> None:
-        """Adopt a view of the scheduler, unless this server has refused it or promised a newer."""
+        """Adopt a view of the scheduler, unless it was refused or a newer one was promised."""
         view = message.view.id
         if self.refused(view, out):
             out.append(declined("refused view", SCHEDULER, "NewView"))
@@ -111,10 +114,10 @@ class ViewAdoption:
     def adopt(self, view: View, out: Effects) -> None:
         self._admission.adopt(view)
         self._thaw.adopted()
-        self._session.ask_for_view(out)  # the scheduler waits for the first that has adopted it
+        self._session.ask_for_view(out)  # the scheduler waits for the first server with it
         try:
             moved = self._state.placed.adopt(view, self._session.rank, self._open_shard)
-        except ShoalError as error:  # it was not opened before: others go on without this server
+        except ShoalError as error:  # the shard was not on the list: others go on
             text = f"{self._session.name} cannot open its part of a view: {error.message}"
             self._session.stop(out, ProcessDied(text))
             return

@@ -1,9 +1,9 @@
-"""Departure: a server that was asked to leave does so, with its scheduler or without.
+"""Departure: a server that was asked to leave ends, with its scheduler or without.
 
-The scheduler moves the server's rows first, and then ends the server. If the scheduler is gone
-nobody does, and whoever sent SIGTERM waits. So the server ends by itself, as if it had crashed:
-after `SessionOptions.farewell_s` without a message of the scheduler; after a part of it where the
-connection broke as well, because a scheduler that has ended is restarted within that time or not
+The scheduler moves the server's rows first, and then ends the server. If the scheduler is gone, the
+sender of SIGTERM would wait for ever. So the server ends by itself, as if it had crashed: after
+`SessionOptions.farewell_s` without a message of the scheduler; after a part of that time if the
+connection broke as well, because a scheduler that has ended is restarted within that part or not
 soon; and at once before its first view, when it has no rows.
 """
 
@@ -20,7 +20,7 @@ CUT_OFF_SHARE = 0.3  # of `farewell_s`
 
 
 class Departure:
-    """When a server that was asked to leave ends without an answer of its scheduler."""
+    """The end of a server that was asked to leave and gets no answer of its scheduler."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -42,7 +42,7 @@ class Departure:
         return max(self._asked_at, self._session.silent_since) + limit
 
     def look(self, now: float, out: Effects) -> None:
-        """End the server if it is time."""
+        """End the server if the scheduler has been silent for too long."""
         if now >= self.wakes_at():
             silent_s = now - self._session.silent_since
             reason = f"it was told to leave, and the scheduler has been silent for {silent_s:.1f} s"

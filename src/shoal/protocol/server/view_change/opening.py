@@ -1,8 +1,8 @@
 """ShardOpening: opens the shards of the next view before it is made.
 
-Memory and initial values of a large shard take seconds, and may be refused. So the scheduler asks
-servers to open shards first (`OpenShards`), and makes a view of those that are open; until then
-requests to other tables go on. The work is done outside of the loop (`Offload`).
+To take the memory of a large shard and draw its initial values takes seconds, and may fail. So the
+scheduler asks servers to open shards first (`OpenShards`), and makes a view of those that are open;
+until then requests to other tables go on. The work is done outside of the loop (`Offload`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from shoal.tables.spec import TableSpec
 
 
 class _Opening(msgspec.Struct, eq=False):
-    """A shard of the list: being opened; open (`shard`); not to be opened (`reason`); or taken.
+    """A shard on the list: being opened, open (`shard`), failed (`reason`) or taken by a view.
 
-    nbytes:  what it takes
+    nbytes:  the bytes that it takes
     """
 
     spec: TableSpec
@@ -57,7 +57,7 @@ class ShardOpening:
         self._under_way: dict[int, int] = {}  # bytes of shards that are being opened, by ticket
 
     def problem_of(self, message: OpenShards) -> str:
-        """Return why no scheduler asks for these shards; empty if it may."""
+        """Return the problem of a scheduler's list of shards; empty if it has none."""
         for spec, ranges in message.tables:
             for rows in ranges:
                 if not spec.fragment_rows or not spec.keys.covers(rows) or not len(rows):
@@ -65,8 +65,8 @@ class ShardOpening:
         return ""
 
     def asked(self, message: OpenShards, out: Effects) -> None:
-        """Open what is on a new list, smallest first, and say how far this server is."""
-        if message.view > self._session.view_id:  # a shard may be taken by that view
+        """Open the shards on a new list, smallest first, and report the progress of this server."""
+        if message.view > self._session.view_id:  # that view may take a shard of the list
             self._session.ask_for_view(out)
             return
         if message.number > self._number:
@@ -102,7 +102,7 @@ class ShardOpening:
         return opening
 
     def _reserve(self) -> None:
-        """Count what is on the list, and what is still being opened although it is not any more."""
+        """Reserve memory for the shards on the list, and for others still being opened."""
         nbytes = dict(self._under_way)
         for each in self._shards:
             if not (each.reason or each.taken):
@@ -110,7 +110,7 @@ class ShardOpening:
         self._memory.reserve(sum(nbytes.values()))
 
     def done(self, event: Offloaded, out: Effects) -> None:
-        """A shard is open, or cannot be opened."""
+        """Record that a shard is open or cannot be opened, and report it."""
         self._under_way.pop(event.ticket, None)
         for each in self._shards:
             if each.ticket == event.ticket:
@@ -121,7 +121,7 @@ class ShardOpening:
         self._reserve()
 
     def _check(self, opened: _Opening) -> None:
-        """Drop a shard that takes more than was known before, if that does not fit."""
+        """Drop an opened shard that takes more bytes than were known, if they do not fit."""
         if opened.shard is None:
             return
         before, opened.nbytes = opened.nbytes, self._memory.takes(opened.shard)
@@ -145,10 +145,10 @@ class ShardOpening:
         out.append(Send(SCHEDULER, answer))
 
     def take(self, spec: TableSpec, rows: KeyRange) -> ShardStore:
-        """An open shard for a view; opens it now if it was not on the list.
+        """Return an open shard for a view; open it now if it was not opened before.
 
         Raises:
-            ShoalError: it cannot be opened.
+            ShoalError: the shard cannot be opened.
         """
         for each in self._shards:
             if each.spec == spec and each.rows == rows and each.shard is not None:

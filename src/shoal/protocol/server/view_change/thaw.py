@@ -6,9 +6,9 @@ of its view to *refuse* the promised one: not to adopt it from the scheduler any
 refused it, no member has adopted it, because a view is offered to the servers of the view before it
 first; and nobody will. So the server continues in its view.
 
-A server that has adopted a newer view hands it over instead. One that is silent may have adopted
-it, so that the others stay frozen until the scheduler is back. Time begins the questions and
-decides nothing (decision 0027).
+A server that has adopted a newer view hands it over instead. A silent server may have adopted the
+promised view, so that the others stay frozen until the scheduler is back. Time begins the questions
+and decides nothing (decision 0027).
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Thaw:
         return self._admission.frozen and self._asked == self._admission.promised
 
     def frozen(self) -> None:
-        """The server has promised a view."""
+        """Record the time of the first promise since the latest view."""
         if self._frozen_at == inf:
             self._frozen_at = self._time.now
 
     def adopted(self) -> None:
-        """The server has adopted a view, or thawed."""
+        """Forget the promise and all answers: the server has adopted a view, or thawed."""
         self._frozen_at, self._again_at, self._newer = inf, -inf, None
         self._refused_by.clear()
 
@@ -62,7 +62,7 @@ class Thaw:
         return max(silent_since + self._session.options.thaw_s, self._again_at)
 
     def go_on(self, out: Effects) -> None:
-        """Ask the servers that have not refused the promised view."""
+        """Refuse the promised view, and ask the other servers to refuse it, if that is due."""
         view, promised = self._view, self._admission.promised
         if view is None or self._time.now < self.wakes_at():
             return
@@ -94,8 +94,8 @@ class Thaw:
     def asked(self, sender: NodeId, message: RefuseView, out: Effects) -> None:
         """Refuse a view, unless this server has adopted it; hand over a newer view.
 
-        A sender that is no server here is told of no more than this server's view: if its own is
-        newer, it hands that over, and asks again.
+        A sender that is no server of the view known here is told only which view this server has:
+        if the sender's is newer, it hands that over, and asks again.
         """
         here = self._session.view_id
         known = self._view.servers if self._view is not None else ()

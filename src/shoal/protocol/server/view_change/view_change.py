@@ -1,4 +1,4 @@
-"""ViewChange: what a server does about views, and about its own departure."""
+"""ViewChange: the part of a server that handles views and its own departure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class ViewChange:
         tickets: Iterator[int],
         checkpoint_folder: Callable[[], str],
     ) -> None:
-        """
-        tickets:            numbers of `Offload` effects
-        checkpoint_folder:  where this server's checkpoints are written; empty if nowhere
+        """Make the parts of a view change.
+
+        tickets:            the numbers of `Offload` effects
+        checkpoint_folder:  a function that returns the folder of this server's checkpoints, or ""
         """
         self._time = state.time
         self._opening = ShardOpening(state.session, open_shard, requests.memory, tickets)
@@ -42,7 +43,7 @@ class ViewChange:
         )
 
     def problem_of(self, message: OpenShards) -> str:
-        """Return why no scheduler asks for these shards; empty if it may."""
+        """Return the problem of a scheduler's list of shards; empty if it has none."""
         return self._opening.problem_of(message)
 
     def from_server(
@@ -61,7 +62,7 @@ class ViewChange:
             self._adoption.offered(message, self._time.now, out)
 
     def opened(self, event: Offloaded, out: Effects) -> None:
-        """Take a shard that was opened outside of the loop."""
+        """Record a shard that was opened outside of the loop, or could not be."""
         self._opening.done(event, out)
 
     def leave(self, request_id: int, out: Effects) -> None:

@@ -1,7 +1,7 @@
-"""Handshakes: which neighbours have a worker's ring as well.
+"""Handshakes: which neighbours have the same ring as a worker.
 
 Of two neighbours the one of lower rank connects to the other. So each greets the other one until it
-has heard of it, also after a connection was lost: the one that can connect does.
+hears of it, also after a connection was lost: the greeting of the lower rank connects.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Handshakes:
     """The neighbours of a ring that have been heard of.
 
     Args:
-        ring: identifies the ring's members.
+        ring: the identifier of the ring's members.
 
     Attributes:
-        at: when neighbours that have not answered are greeted again.
+        at: the time when neighbours that have not answered are greeted again.
     """
 
     def __init__(self, ring: int) -> None:
         self._greeting = MissingPieces(ring, 0)
-        self._answer = MissingPieces(ring, 1)  # as empty, and not answered itself
+        self._answer = MissingPieces(ring, 1)  # as empty, and never answered
         self._met: dict[NodeId, None] = {}
         self.at = inf
 
@@ -39,9 +39,9 @@ class Handshakes:
         out.extend(Send(each, self._greeting) for each in neighbours if each not in self._met)
 
     def heard(self, neighbour: NodeId, message: Message, out: Effects) -> bool:
-        """A neighbour has sent a message. Returns whether it had not been heard of."""
+        """Record a message of a neighbour; return whether it is the first one."""
         if neighbour in self._met:
-            if message == self._greeting:  # it lacks the answer to its first one
+            if message == self._greeting:  # the neighbour lacks the answer to its first greeting
                 out.append(Send(neighbour, self._answer))
             return False
         self._met[neighbour] = None
@@ -49,12 +49,12 @@ class Handshakes:
         return True
 
     def lost(self, neighbour: NodeId, now: float) -> None:
-        """The connection to a neighbour is lost."""
+        """Note that the connection to a neighbour is lost."""
         if self._met.pop(neighbour, "") is None:
             self.at = now + PROBE_S
 
     def tick(self, neighbours: list[NodeId], now: float, out: Effects) -> None:
-        """Greet the neighbours that have not answered again, if it is time."""
+        """Repeat the greeting of neighbours that have not answered, if it is due."""
         if now >= self.at:
             self.greet(neighbours, out)
             self.at = now + PROBE_S if any(each not in self._met for each in neighbours) else inf

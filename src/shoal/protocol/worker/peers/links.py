@@ -1,4 +1,4 @@
-"""Link: what goes to and comes from one neighbour of a worker, a version at a time."""
+"""Link: the values to and from one neighbour of a worker, a version at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_VERSION: Version = (0, 0)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the buffers of a version are in its memory, and the pieces of which it is sent."""
+    """The places of a version's buffers in its memory, and the pieces in which it is sent."""
 
     spans: tuple[tuple[int, int], ...]
     nbytes: int
@@ -28,7 +28,7 @@ class Layout:
 
     @classmethod
     def of(cls, sizes: tuple[int, ...], piece_bytes: int) -> Layout:
-        """The layout of buffers of these sizes, each at the start of a cache line."""
+        """Return the layout of buffers of these sizes, each at the start of a cache line."""
         spans, end = [], 0
         for size in sizes:
             start = -(-end // LINE_BYTES) * LINE_BYTES
@@ -41,7 +41,7 @@ class Layout:
         return tuple(stop - start for start, stop in self.spans)
 
     def memory(self) -> memoryview:
-        """New memory for a version."""
+        """Return new memory for a version."""
         return memoryview(mmap(-1, max(1, self.nbytes)))[: self.nbytes]
 
     def buffers(self, memory: memoryview) -> tuple[memoryview, ...]:
@@ -57,8 +57,8 @@ class Values:
     """A version of a worker's values.
 
     Attributes:
-        missing: pieces that have not arrived; of this worker's own values, none.
-        sinks: by piece, where one arrives.
+        missing: the pieces that have not arrived; none of this worker's own values.
+        sinks: the sinks of arriving pieces, by piece.
         again: whether pieces were sent again, so that copies may still be under way.
     """
 
@@ -74,20 +74,20 @@ class Link:
     """The exchange with one neighbour.
 
     One version is under way at a time; the next one is sent when the neighbour has acknowledged it.
-    Until then the neighbour is asked, ever more rarely, what of it is missing. So a slow link is
-    not filled with versions that are outdated when they arrive.
+    Until then the neighbour is probed, ever more rarely, for missing pieces. So a slow link is not
+    filled with versions that are outdated when they arrive.
 
     Args:
         node: the neighbour.
-        rank: its rank.
-        layout: of all versions.
-        name: of the exchange.
+        rank: the rank of the neighbour.
+        layout: the layout of all versions.
+        name: the name of the exchange.
 
     Attributes:
         met: whether the neighbour has answered since the last connection to it was lost.
         late: whether this worker goes on without it until it has caught up.
         taken: the version that this worker has taken last, if any.
-        whole: versions that have arrived since, oldest first.
+        whole: the versions that have arrived since, oldest first.
     """
 
     def __init__(self, node: NodeId, rank: int, layout: Layout, name: str) -> None:
@@ -100,11 +100,11 @@ class Link:
         self._layout = layout
         self._name = name
         self._probe_at, self._wait_s = 0.0, PROBE_S
-        self._probes = 0  # that were sent
-        self._stale = 0  # probes that were sent before pieces were sent the last time
+        self._probes = 0  # the number of probes that were sent
+        self._stale = 0  # the number of probes before pieces were sent the last time
         self._sending: Values | None = None
         self._begun = False  # whether pieces of it were sent
-        self._next: deque[Values] = deque(maxlen=2)  # more of them, if it is late, are dropped
+        self._next: deque[Values] = deque(maxlen=2)  # for a late neighbour older ones are dropped
         self._arriving: Values | None = None
         self._free: list[memoryview] = []
 
@@ -126,7 +126,7 @@ class Link:
             self._wait(now, PROBE_S)
 
     def keeps(self, values: Values) -> bool:
-        """Whether this worker's own `values` are to be sent yet."""
+        """Return whether this worker's own `values` are still needed for this neighbour."""
         return values is self._sending or values in self._next
 
     def _send(self, values: Values, pieces: range | tuple[int, ...], out: Effects) -> None:
@@ -140,7 +140,7 @@ class Link:
                 self.bytes_sent += view.nbytes
 
     def acknowledged(self, message: NeighbourAck, now: float, out: Effects) -> None:
-        """The neighbour says what it lacks of a version."""
+        """Send the pieces that the neighbour lacks of a version; the next version if it has all."""
         values = self._sending
         if values is None or (message.phase, message.round) != values.version:
             return
@@ -154,7 +154,7 @@ class Link:
     # ------------------------------------------------------------------ from the neighbour
 
     def probed(self, message: NeighbourProbe, out: Effects) -> None:
-        """Answer what is missing of a version."""
+        """Answer a probe with the missing pieces of a version."""
         version = message.phase, message.round
         missing: tuple[int, ...] = ()
         if version > self._newest():
@@ -166,7 +166,7 @@ class Link:
         out.append(Send(self.node, NeighbourAck(self._name, *version, message.number, missing)))
 
     def _newest(self) -> Version:
-        """The newest version that has arrived."""
+        """Return the newest version that has arrived."""
         newest = self.whole[-1] if self.whole else self.taken
         return NO_VERSION if newest is None else newest.version
 
@@ -192,7 +192,7 @@ class Link:
         return values.sinks.setdefault(message.piece, Sink([view], values))
 
     def landed(self, message: NeighbourPiece, payload: Sink | None, out: Effects) -> bool:
-        """A piece has arrived. Returns whether its version has arrived with it."""
+        """Record a piece that has arrived; return whether its version is whole now."""
         values = self._arriving
         here = payload is not None and not payload.revoked and payload.context is values
         if not here or values is None:
@@ -212,10 +212,10 @@ class Link:
         out.append(Send(self.node, NeighbourAck(self._name, *version)))
 
     def take(self, due: Version, ordered: bool) -> Values | None:
-        """The version of `due`, or the first after it.
+        """Take and return the version of `due`, or the first after it.
 
-        If not `ordered`, the newest one, which is taken only once. Versions of earlier phases are
-        none. None if there is no version.
+        If not `ordered`, the newest one, which is taken only once. Versions of earlier phases do
+        not count. None if there is no version.
         """
         before = self.taken
         while self.whole and (not ordered or self.taken is None or self.taken.version < due):
@@ -227,7 +227,7 @@ class Link:
         return self.taken if ordered or self.taken is not before else None
 
     def has(self, due: Version) -> bool:
-        """Whether the version of `due` is here, or a later one."""
+        """Return whether the version of `due` is here, or a later one."""
         return self._newest() >= due
 
     def wait_again(self) -> None:
@@ -243,13 +243,13 @@ class Link:
         self.late = self.late and not self.has(due)
 
     def news(self, phase: int) -> bool:
-        """Whether a version of this phase or a later one has arrived that is not taken yet."""
+        """Return whether a version of this phase or a later one has arrived that is not taken."""
         return bool(self.whole) and self.whole[-1].version[0] >= phase
 
     # ------------------------------------------------------------------ the connection
 
     def heard(self, now: float, out: Effects) -> None:
-        """The neighbour is there: send it what it may lack."""
+        """Note that the neighbour is there; probe it, and send the version that waits for it."""
         if not self.met:
             self.met = True
             self._probe(out)
@@ -257,16 +257,16 @@ class Link:
             self._pump(now, out)
 
     def probe_at(self) -> float:
-        """When the neighbour is asked what is missing, or greeted."""
+        """Return the time when the neighbour is probed, or greeted."""
         return inf if self.met and self._sending is None else self._probe_at
 
     def lost(self, now: float) -> None:
-        """The connection to the neighbour is lost."""
+        """Note that the connection to the neighbour is lost."""
         self.met = False
         self._wait(now, PROBE_S)
 
     def tick(self, now: float, out: Effects) -> None:
-        """Ask the neighbour what is missing, or greet it."""
+        """Probe or greet the neighbour, if it is due."""
         if now >= self.probe_at():
             self._probe(out)
             self._wait(now, min(2 * self._wait_s, PROBE_MAX_S))
@@ -281,7 +281,7 @@ class Link:
         self._wait_s, self._probe_at = seconds, now + seconds
 
     def close(self) -> None:
-        """Nothing that is under way from the neighbour may land any more."""
+        """Revoke the sinks of pieces that are under way from the neighbour."""
         self._abandon()
 
     def _abandon(self) -> None:

@@ -9,12 +9,12 @@ from shoal.protocol.views import Member, View
 
 
 def members_of(view: View, session: Session) -> tuple[Member, ...]:
-    """The workers of a session's group, by rank."""
+    """Return the workers of a session's group, by rank."""
     return tuple(sorted(view.group(session.group), key=lambda member: member.rank))
 
 
 def unreachable(members: Sequence[Member], what: str) -> str:
-    """Why workers cannot reach each other for `what`; "" if they can."""
+    """Return why workers cannot reach each other for `what`; "" if they can."""
     if not members:
         return "this worker is in no view yet"
     deaf = ", ".join(member.name for member in members if not member.address)

@@ -1,13 +1,12 @@
-"""Neighbours: what a worker exchanges with its neighbours in a graph of all workers, peer to peer.
+"""Neighbours: a worker's exchanges with its neighbours in a graph of all workers, peer to peer.
 
 Each worker sends versions of its values to its neighbours and takes theirs, which it keeps apart:
-so it can mix them with any weights (MPI calls the like a neighbourhood allgather). In order, each
+so it can mix them with any weights (as after a neighbourhood allgather of MPI). In order, each
 takes the version of its own round from every neighbour, and is at most one round ahead of them. Out
-of order, each takes the newest versions that have come since, and waits for none.
+of order, each takes the newest versions that have arrived since, and waits for none.
 
-Invariant: what this worker sends is a copy, which stays until every neighbour has acknowledged it
-or a newer version has taken its place. So its caller goes on at once, and lost pieces can be sent
-again.
+Invariant: this worker sends a copy, which stays until every neighbour has acknowledged it or a
+newer version has taken its place. So its caller goes on at once, and lost pieces can be sent again.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ class Neighbours:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of values sent so far."""
+        """The bytes of values sent so far."""
         return self._bytes[0] + sum(link.bytes_sent for link in self._links.values())
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of values received so far."""
+        """The bytes of values received so far."""
         return self._bytes[1] + sum(link.bytes_received for link in self._links.values())
 
     # ------------------------------------------------------------------ events of the machine
 
     def adopt(self, view: View, now: float, out: Effects) -> None:
-        """Take over the members of this worker's group; an exchange goes on with them."""
+        """Adopt the members of this worker's group; an exchange goes on with them."""
         workers = members_of(view, self._session)
         self._members = tuple(each for each in workers if each.name not in self._left)
         self._changed = True
@@ -78,7 +77,7 @@ class Neighbours:
             self.adopt(view, now, out)
 
     def _connect(self, now: float, out: Effects) -> None:
-        """Have a link to each neighbour, and to no other worker."""
+        """Make the links to new neighbours, and close the links to former ones."""
         near = self._near()
         before, self._links = self._links, {}
         for member in self._members:
@@ -86,7 +85,7 @@ class Neighbours:
                 link = before.pop(member.id, None)
                 if link is None:
                     link = Link(member.id, member.rank, self._layout, self._name)
-                    if self._sent:  # it has this worker as a new neighbour
+                    if self._sent:  # this worker is a new neighbour for it
                         link.offer(self._sent[-1], True, now, out)
                 self._links[member.id] = link
         for link in before.values():
@@ -97,7 +96,7 @@ class Neighbours:
             link.tick(now, out)
 
     def _near(self) -> set[NodeId]:
-        """The neighbours; none of a worker that has left."""
+        """Return the neighbours; none if this worker has left."""
         nodes, me = [member.id for member in self._members], self._session.me
         if me not in nodes:
             return set()
@@ -106,7 +105,7 @@ class Neighbours:
         return near - {me}
 
     def ask(self, request_id: int, ask: NeighbourExchange, now: float, out: Effects) -> None:
-        """Send values, and take those of the neighbours when they are there."""
+        """Send values, and take the values of the neighbours when they have arrived."""
         problem = self._problem(ask)
         if problem:
             out.append(Resolve(request_id, Outcome(error=InvalidValue(problem))))
@@ -143,7 +142,7 @@ class Neighbours:
         return unreachable(self._members, "an exchange with neighbours")
 
     def _copy(self, ask: NeighbourExchange) -> Values:
-        """A copy of the values, in memory that no link needs any more."""
+        """Return a copy of the values, in memory that no link needs any more."""
         links = self._links.values()
         kept = [each for each in self._sent if any(link.keeps(each) for link in links)]
         free = [each.memory for each in self._sent if each not in kept and not each.again]
@@ -184,7 +183,7 @@ class Neighbours:
             self._look(out)
 
     def waiting(self) -> list[tuple[str, str]]:
-        """(exchange, reason) of the one that waits."""
+        """Return (exchange, reason) of the exchange that waits."""
         if self._asked is None:
             return []
         names = {member.id: member.name for member in self._members}
@@ -221,7 +220,7 @@ class Neighbours:
             self._look(out)
 
     def _look(self, out: Effects) -> None:
-        """Resolve the exchange if what it waits for is there."""
+        """Resolve the exchange if its condition is met."""
         ask, links = self._asked, self._links.values()
         if ask is None:
             return
@@ -266,16 +265,16 @@ class NeighbourExchanges:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of values sent so far."""
+        """The bytes of values sent so far."""
         return sum(each.bytes_sent for each in self._named.values())
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of values received so far."""
+        """The bytes of values received so far."""
         return sum(each.bytes_received for each in self._named.values())
 
     def ask(self, request_id: int, ask: NeighbourExchange, now: float, out: Effects) -> None:
-        """Send values, and take those of the neighbours when they are there."""
+        """Send values, and take the values of the neighbours when they have arrived."""
         if ask.name not in self._named:
             made = Neighbours(self._session, self._piece_bytes, self._late_s, ask.name)
             if self._session.view is not None:
@@ -290,7 +289,7 @@ class NeighbourExchanges:
         )
 
     def problem_of(self, message: Message) -> str:
-        """Why no worker sends a message; "" if one may. Changes nothing."""
+        """Return why no worker may send a message; "" if one may."""
         if isinstance(message, NeighbourAck) and len({*message.missing}) < len(message.missing):
             return "it misses a piece twice"
         if isinstance(message, NeighbourPiece) and not message.round:
@@ -307,7 +306,7 @@ class NeighbourExchanges:
             out.append(Note("unexpected", {"message": type(message).__name__}))
 
     def adopt(self, view: View, now: float, out: Effects) -> None:
-        """Take over the members of this worker's group; exchanges go on with them."""
+        """Adopt the members of this worker's group; exchanges go on with them."""
         for each in self._named.values():
             each.adopt(view, now, out)
 
@@ -340,5 +339,5 @@ class NeighbourExchanges:
             each.tick(now, out)
 
     def waiting(self) -> list[tuple[str, str]]:
-        """(exchange, reason) of each waiting exchange."""
+        """Return (exchange, reason) of each waiting exchange."""
         return [line for each in self._named.values() for line in each.waiting()]

@@ -1,4 +1,4 @@
-"""Peers: what a worker's machine does for exchanges with other workers."""
+"""Peers: the part of a worker's machine for exchanges with other workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Peers:
     """A worker's part in the ring of its group, and its exchanges with neighbours.
 
     Attributes:
-        listens:   whether other workers send what no request waits for
+        listens:   whether other workers send values that no request waits for
         sends_on:  whether bytes may be unsent that no request waits for
     """
 
@@ -41,25 +41,26 @@ class Peers:
         piece_bytes: int = PIECE_BYTES,
         gathered_bytes: int = GATHERED_BYTES,
     ) -> None:
-        """
+        """Create the ring and the exchanges of a worker.
+
         piece_bytes:     the largest piece of a tensor that is sent at once
-        gathered_bytes:  the values of all workers that are gathered and not summed on their way
+        gathered_bytes:  the most values of all workers that are gathered, not summed on their way
         """
         self.listens = self.sends_on = False
         self._session = session
         self.ring = Ring(session, piece_bytes, gathered_bytes)
         late_s = options.sync_timeout_s if options.on_timeout == "drop" else inf
         self.neighbours = NeighbourExchanges(session, piece_bytes, late_s)
-        self._adopted = NO_VIEW  # the view that both have
+        self._adopted = NO_VIEW  # the view of the ring and the neighbours
 
     @property
     def bytes_sent(self) -> int:
-        """Payload bytes sent to other workers so far."""
+        """The payload bytes sent to other workers so far."""
         return self.ring.bytes_sent + self.neighbours.bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """Payload bytes received from other workers so far."""
+        """The payload bytes received from other workers so far."""
         return self.ring.bytes_received + self.neighbours.bytes_received
 
     def arriving(self, sender: NodeId, message: Piece | NeighbourPiece, nbytes: int) -> Arrival:
@@ -69,13 +70,13 @@ class Peers:
         return self.neighbours.arriving(sender, message, nbytes)
 
     def problem_of(self, sender: NodeId, message: Message) -> str:
-        """Return why no worker sends a message; empty if one may. Changes nothing."""
+        """Return why no worker may send a message; empty if one may."""
         if type(message) in RING:
             return self.ring.problem_of(sender, message)
         return self.neighbours.problem_of(message) if type(message) in NEIGHBOURS else ""
 
     def handle(self, event: Event, now: float, out: Effects) -> bool:
-        """Handle an event; return whether it is of the peers alone.
+        """Handle an event; return whether it concerns the peers alone.
 
         The machine handles all others too, and then calls `go_on`.
         """
@@ -115,7 +116,7 @@ class Peers:
         return False
 
     def go_on(self, event: Event, now: float, out: Effects) -> None:
-        """Do what is due after an event that the machine has handled, and adopt its view."""
+        """Do the work that is due after an event that the machine has handled; adopt its view."""
         if isinstance(event, Ticked):
             asked = len(out)
             self.ring.tick(now, out)

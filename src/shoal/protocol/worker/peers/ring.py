@@ -10,8 +10,8 @@ Small tensors are gathered instead: each worker's values go around once, and eve
 up in the order of ranks. They are sent from copies, so that the caller need not wait until the next
 worker has them.
 
-Invariant: what this worker has sent of a tensor does not change before its neighbour has received
-it, because the whole sum of a piece cannot exist before. So lost messages are sent again from the
+Invariant: a piece that this worker has sent does not change before its neighbour has received it,
+because the whole sum of the piece cannot exist before. So lost messages are sent again from the
 tensor itself, which belongs to the caller again when the next worker has received everything.
 """
 
@@ -54,7 +54,7 @@ PIECE_BYTES = 4 << 20
 PARTS = 8  # per piece: each part is added while it is in the cache
 GATHERED_BYTES = 64 << 10  # tensors are gathered up to this size, over all workers
 TOLD_EVERY = 8  # gathered allreduces per acknowledgement
-AHEAD_MOST = 1 << 12  # sums that another worker has begun, and this one not
+AHEAD_MOST = 1 << 12  # sums that another worker has begun, and this one has not
 
 
 FromRing = Piece | PieceProbe | MissingPieces | SumAck | WorkerLeft
@@ -82,7 +82,7 @@ class Ring:
     # ------------------------------------------------------------------ events of the machine
 
     def adopt(self, view: View, out: Effects) -> None:
-        """Take over the members of this worker's group; if they changed, fail all allreduces."""
+        """Adopt the members of this worker's group; if they changed, fail all allreduces."""
         members = members_of(view, self._session)
         if [m.incarnation for m in members] == [m.incarnation for m in self._members]:
             self._members = members
@@ -102,7 +102,7 @@ class Ring:
         self.left.clear()
 
     def address_of(self, node: NodeId) -> str:
-        """Where to connect to another worker; "" for those of lower rank, which connect here."""
+        """Return where to connect to a worker; "" for one of lower rank, which connects here."""
         for index, member in enumerate(self._members):
             if member.id == node and index > self._index:
                 return member.address
@@ -131,7 +131,7 @@ class Ring:
         self._handshakes.greet(self._near(), out)
 
     def end(self, finished: Iterable[str]) -> None:
-        """Note workers that have finished, as the scheduler says."""
+        """Record the workers that have finished according to the scheduler."""
         self._ended.update(finished)
 
     def leave(self, out: Effects) -> None:
@@ -156,7 +156,7 @@ class Ring:
         return bool(gone)
 
     def cancel(self, request_id: int, out: Effects) -> None:
-        """Give up an allreduce; the other workers cannot finish it."""
+        """Cancel an allreduce; the other workers cannot finish it."""
         for number, one in list(self._sums.items()):
             if one.request_id == request_id:
                 self._end(number, out, Cancelled("the caller withdrew it"))
@@ -170,7 +170,7 @@ class Ring:
         return min((*(each.again_at for each in self._sums.values()), self._handshakes.at))
 
     def peer_lost(self, node: NodeId, now: float) -> None:
-        """Reconnect to a neighbour that cannot connect here, even without a message for it."""
+        """Greet a lost neighbour soon, to reconnect even without another message for it."""
         self._handshakes.lost(node, now)
 
     def tick(self, now: float, out: Effects) -> None:
@@ -179,7 +179,7 @@ class Ring:
             if not one.due(now):
                 continue
             name = self._neighbours()[one.complete].name
-            stalled = name in self._ended and one.wait_s >= PROBE_MAX_S  # its last word is lost
+            stalled = name in self._ended and one.wait_s >= PROBE_MAX_S  # its last message is lost
             if stalled and not one.complete:
                 self._end(number, out, RingBroken(f"{name} has ended its work; pieces are lost"))
             elif stalled:
@@ -190,7 +190,7 @@ class Ring:
             self._handshakes.greet(self._near(), out)
 
     def waiting(self) -> list[tuple[str, str]]:
-        """(allreduce, reason) of every one under way."""
+        """Return (allreduce, reason) of every allreduce under way."""
         found = []
         for number, one in self._sums.items():
             before, after = self._neighbours()
@@ -217,7 +217,7 @@ class Ring:
         return Sink([memory[:size] for size in sizes], scratch, True, True)
 
     def problem_of(self, sender: NodeId, message: Message) -> str:
-        """Why no worker of this ring sends a message; "" if one may. Changes nothing."""
+        """Return why no worker of this ring may send a message; "" if one may."""
         if isinstance(message, WorkerLeft) and message.ring == self._name:
             here = [member.name for member in self._members]
             return "" if message.name in here else f"no worker {message.name!r} is in this ring"
@@ -264,18 +264,18 @@ class Ring:
                     self._send(message.number, one, piece, whole, out)
 
     def _meet(self, neighbour: NodeId, message: Message, out: Effects) -> None:
-        """Send a neighbour that has this ring as well the pieces that are ready."""
+        """Send the next worker the ready pieces when it is first heard of in this ring."""
         new = self._handshakes.heard(neighbour, message, out)
         if not new or neighbour != self._neighbours()[1].id:
             return
         for number, one in self._sums.items():
-            if one.sent:  # it may have them
+            if one.sent:  # the neighbour may have them
                 self._probe(number, one, out)
             for piece, whole in () if one.sent else one.ready():
                 self._send(number, one, piece, whole, out)
 
     def _knows(self, sender: NodeId, message: FromRing, side: int) -> bool:
-        """Whether a message is of this ring and from the worker before (0) or after (1) this one.
+        """Return whether a message is of this ring, from the worker before (0) or after (1).
 
         Messages other than pieces and their probes may come from either neighbour.
         """
@@ -351,7 +351,7 @@ class Ring:
             one.send()
 
     def _probe(self, number: int, one: Sum, out: Effects) -> None:
-        """Ask the next worker what it lacks; its answer comes after all that was sent to it."""
+        """Ask the next worker for its missing pieces, after all that were sent to it."""
         probe = PieceProbe(self._name, number, one.probe())
         out.append(Send(self._neighbours()[1].id, probe))
 

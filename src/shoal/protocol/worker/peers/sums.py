@@ -9,14 +9,14 @@ from shoal.protocol.machine import Sink
 from shoal.protocol.requests import Reduce
 
 LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
-PROBE_S, PROBE_MAX_S = 0.2, 4.0  # without progress, until a neighbour is probed; doubles
+PROBE_S, PROBE_MAX_S = 0.2, 4.0  # seconds without progress until a neighbour is probed; doubles
 
 
 Edges = tuple[tuple[int, int, int], ...]  # of each piece: (segment, start, stop)
 
 
 def cut(nbytes: int, workers: int, most: int) -> Edges:
-    """The pieces of a tensor of `nbytes` bytes, of at most `most` bytes, for a number of workers.
+    """Return the pieces of a tensor of `nbytes` bytes, of at most `most` bytes, for all workers.
 
     Cut evenly, at the edges of cache lines and so of items, whose size divides a line's.
 
@@ -37,14 +37,14 @@ class Sum:
     """The allreduce of one tensor.
 
     Attributes:
-        begun_at: when the allreduce was requested.
-        wait_s, again_at: how long and until when the next worker is not probed.
-        partial: pieces whose partial sum has not arrived.
-        whole: pieces whose total sum has not arrived.
-        added: bytes of a piece's partial sum that are added to this worker's values.
+        begun_at: the time when the allreduce was requested.
+        wait_s, again_at: the pause before the next probe of the next worker, and its time.
+        partial: the pieces whose partial sum has not arrived.
+        whole: the pieces whose total sum has not arrived.
+        added: the bytes of a piece's partial sum that are added to this worker's values.
         gathered: whether all workers' values are gathered, one piece each, and added up locally.
-        probes, stale: of the next worker, and how many of them before pieces were sent to it last.
-        sent: whether pieces were sent to it.
+        probes, stale: the numbers of probes in all, and before the last pieces that were sent.
+        sent: whether pieces were sent to the next worker.
         told: whether completion was noticed.
         taken: whether the next worker has everything.
     """
@@ -68,7 +68,7 @@ class Sum:
             self.partial = {p: None for p, (s, _, _) in enumerate(self.edges) if s != self.index}
         self.whole = {p: None for p, (s, _, _) in enumerate(self.edges) if s != last}
         self.added: dict[int, int] = {}
-        self.sinks: dict[int, Sink] = {}  # by piece: of whole sums
+        self.sinks: dict[int, Sink] = {}  # the sinks of whole sums, by piece
         self.told = self.taken = False
 
     @classmethod
@@ -82,7 +82,7 @@ class Sum:
         piece_bytes: int,
         gathered_bytes: int,
     ) -> Sum:
-        """An allreduce that begins, gathered if all values are at most `gathered_bytes`."""
+        """Return a new allreduce, gathered if all values are at most `gathered_bytes`."""
         nbytes = ask.values.nbytes
         if nbytes * workers > gathered_bytes:
             edges = cut(nbytes, workers, piece_bytes)
@@ -94,11 +94,11 @@ class Sum:
         return made
 
     def heard(self, now: float) -> None:
-        """Something has arrived: there is time until the next worker is probed."""
+        """Postpone the probe of the next worker, because something has arrived."""
         self.wait_s, self.again_at = PROBE_S, now + PROBE_S
 
     def due(self, now: float) -> bool:
-        """Whether it is time to probe the next worker; after that, longer."""
+        """Return whether to probe the next worker now; if so, double the pause."""
         if now < self.again_at:
             return False
         self.wait_s = min(2 * self.wait_s, PROBE_MAX_S)
@@ -138,27 +138,27 @@ class Sum:
         return self.values[start:stop]
 
     def ends_here(self, piece: int) -> bool:
-        """Whether this worker is the last to add to a piece."""
+        """Return whether this worker is the last to add to a piece."""
         return self.edges[piece][0] == (self.index + 1) % self.workers
 
     def comes_home(self, piece: int) -> bool:
-        """Whether the next worker has computed the total sum of a piece."""
+        """Return whether the next worker has computed the total sum of a piece."""
         return self.edges[piece][0] == (self.index + 2) % self.workers
 
     def has(self, piece: int, whole: bool) -> bool:
-        """Whether a piece is here and has to be sent to the next worker."""
+        """Return whether a piece is here and has to be sent to the next worker."""
         if whole:
             have = piece not in self.partial if self.ends_here(piece) else piece not in self.whole
             return have and not self.comes_home(piece)
         return not (self.gathered or piece in self.partial or self.ends_here(piece))
 
     def ready(self) -> list[tuple[int, bool]]:
-        """(piece, whole) of all pieces that can be sent."""
+        """Return (piece, whole) of all pieces that can be sent."""
         pieces = range(len(self.edges))
         return [(p, whole) for whole in (False, True) for p in pieces if self.has(p, whole)]
 
     def sink(self, piece: int, context: object) -> Sink:
-        """Return where the whole sum of a piece goes: two copies must not land in one place."""
+        """Return the sink of a piece's whole sum; revoke a former sink of the same memory."""
         if piece in self.sinks:
             self.sinks.pop(piece).revoke()
         return self.sinks.setdefault(piece, Sink([self.view(piece)], context))
@@ -178,7 +178,7 @@ class Sum:
         return True
 
     def added_up(self, piece: int) -> bool:
-        """Return whether all of a piece's partial sum is added, which is then here."""
+        """Return whether all of a piece's partial sum is added; if so, note that it is here."""
         if self.added.get(piece) != self.view(piece).nbytes:
             return False
         del self.partial[piece], self.added[piece]

@@ -7,7 +7,7 @@ connection seems well: only the peer's silence tells, and then another one is tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 import msgspec
@@ -118,6 +118,10 @@ class Unanswered:
         """Note that a message of a peer has come."""
         self.counts.pop(sender, None)
 
-    def forget(self) -> None:
-        """Begin anew, as peers change."""
-        self.counts.clear()
+    def keep(self, peers: Collection[str]) -> None:
+        """Forget all other peers.
+
+        A peer that stays is as silent as before: views may follow each other faster than questions
+        are repeated.
+        """
+        self.counts = {peer: count for peer, count in self.counts.items() if peer in peers}

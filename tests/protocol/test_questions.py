@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from shoal.protocol.machine import Redial, Ticked
 from shoal.protocol.messages import (
     SCHEDULER,
+    Freeze,
     HeartbeatSeen,
     NewView,
     Part,
@@ -80,3 +81,48 @@ def test_a_server_that_acknowledges_nothing(head, rigs):
     assert redials == [Redial("server-1", "tcp://server-1:1")]
     head.receive("server-1", ReplicateAck(head.view.id, 1, ((0, 0, 1),)))
     assert head.machine.session.unanswered.counts.get("server-1") is None
+
+
+def in_views(rig, views, seconds):
+    """What a rig dials anew while views follow each other, each after so many seconds."""
+    found = []
+    for _ in range(views):
+        rig.view = replace(rig.view, number=rig.view.number + 1)
+        rig.receive(SCHEDULER, NewView(rig.view))
+        found += after(rig, seconds)[1]
+    return found
+
+
+def test_a_silent_server_is_dialled_anew_although_views_follow_each_other(head, rigs):
+    """Each view begins the questions again, sooner than there are several of them."""
+    rows = head.view.placements[0][0].rows
+    head.ask(0, 0, rigs.as_bytes(1, 2), pushes=(Part(0, rows.start, rows.stop),))
+    assert in_views(head, 6, 0.6)[:1] == [Redial("server-1", "tcp://server-1:1")]
+
+
+def test_a_server_that_answers_no_greeting(head):
+    assert after(head, 4.5)[1] == [Redial("server-1", "tcp://server-1:1")]
+
+
+def test_a_server_that_answers_greetings_is_left_alone_in_any_number_of_views(head):
+    found = []
+    for _ in range(6):
+        found += in_views(head, 1, 0.6)
+        head.receive("server-1", ReplicateAck(head.view.id, 0, ()))
+    assert found == []
+
+
+def test_a_server_that_refuses_no_view(rigs):
+    """Its answer is needed so that the others go on while their scheduler is away."""
+    server = listening(rigs.ServerRig(rigs.table(), servers=2, replicas=1))
+    server.receive(SCHEDULER, Freeze((1, 9), server.view.id))
+    assert after(server, 12.0)[1][:1] == [Redial("server-1", "tcp://server-1:1")]
+
+
+def test_a_server_that_has_left_is_forgotten(worker, pull):
+    listening(worker).ask(1, Exchange(pulls=pull))
+    after(worker, 1.0)
+    unanswered = worker.machine.session.unanswered
+    assert "server-0" in unanswered.counts
+    unanswered.keep({SCHEDULER})
+    assert "server-0" not in unanswered.counts

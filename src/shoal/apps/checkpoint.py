@@ -32,8 +32,8 @@ def save(
     told:       the function that is called with a text about what is waited for
 
     Returns:
-        `clock`, `folders` (the checkpoint's folder on each host) and `complete`; None instead of
-        true where the folders are on other hosts only.
+        `clock`, `folders` (the checkpoint's folder on each host), and `complete`: true, or None
+        where the folders are on other hosts only.
 
     Raises:
         DataMissing: no run is under way there, or it has ended before the checkpoint's clock
@@ -50,7 +50,9 @@ def save(
     if not isinstance(planned, CheckpointPlanned):
         raise JoinTimeout(f"no scheduler at {address} has answered within {patience_s:g} s")
     folders = [Path(folder) for _, folder in planned.folders]
-    seen = [each for each in folders if each.parents[1].is_dir()]  # the run's checkpoint folder is made later
+    seen = [
+        each for each in folders if each.parents[1].is_dir()
+    ]  # it is made later itself
     told(f"checkpoint {planned.saved_as}: waits for every worker to finish {planned.clock} clocks")
     complete = _wait(Checkpoints(seen[0]), planned, where, timeout_s) if seen else None
     places = {host: str(Checkpoints(Path(folder)).path(planned.saved_as))

@@ -137,7 +137,7 @@ def check_script(how: ScriptRun) -> None:
 
     Raises:
         UnknownName: no such strategy, or no such setting
-        InvalidValue: a setting out of its range, or what the strategy cannot do
+        InvalidValue: a setting out of its range, or an option that the strategy does not support
     """
     if not how.strategy and not how.set:
         return

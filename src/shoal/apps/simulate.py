@@ -29,8 +29,8 @@ def run_seeds(
     schedule:  the faults to inject in turn, as `fault_of` reads them; if empty, each seed draws its
                own
 
-    `coverage` counts, for each fault and phase, the seeds that hit it; with enough seeds, `thin` has
-    the counters that too few seeds hit.
+    `coverage` counts, for each fault and phase, the seeds that hit it; with enough seeds, `thin`
+    has the counters that too few seeds hit.
     """
     began = time.monotonic()
     seeds = range(first, first + count)

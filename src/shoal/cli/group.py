@@ -283,7 +283,7 @@ USUAL = (signal.default_int_handler, signal.SIG_DFL)  # Python's, for SIGINT and
 
 @contextmanager
 def _handled(interrupt: Any, terminate: Any) -> Iterator[None]:
-    """Set these handlers of SIGINT and SIGTERM in a `with` block; an ignored signal stays ignored."""
+    """Set handlers of SIGINT and SIGTERM in a `with` block; an ignored signal stays ignored."""
     wanted = {signal.SIGINT: interrupt, signal.SIGTERM: terminate}
     if current_thread() is not main_thread():  # handlers can be set in the main thread only
         wanted = {}

@@ -8,7 +8,7 @@ fault, and a new connection is tried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 import msgspec
@@ -122,6 +122,10 @@ class Unanswered:
         """Note that a message from a peer has arrived."""
         self.counts.pop(sender, None)
 
-    def forget(self) -> None:
-        """Reset all counts, because the peers change."""
-        self.counts.clear()
+    def keep(self, peers: Collection[str]) -> None:
+        """Forget the counts of all other peers.
+
+        A peer that stays is as silent as before: views may follow each other faster than questions
+        are repeated.
+        """
+        self.counts = {peer: count for peer, count in self.counts.items() if peer in peers}

@@ -368,7 +368,7 @@ class Session:
             return None
         if self.view is not None:
             out.extend(HangUp(node) for node in gone(self.view, view))
-            self.unanswered.forget()
+            self.unanswered.keep({SCHEDULER, *(m.id for m in (*view.servers, *view.workers))})
         self.incarnation, self.rank = mine.incarnation, mine.rank
         self._tables = view.tables
         self.view, self.view_id = seen_from(view, self.options.namespace), view.id

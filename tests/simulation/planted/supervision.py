@@ -13,6 +13,11 @@ mute_connections_stay = bug(
     Unanswered, "asked", instead(None),
     "A connection on which nothing comes any more is used for ever.",
 )  # fmt: skip
+views_hide_silence = bug(
+    Unanswered, "keep", lambda right: lambda self, peers: self.counts.clear(),
+    "With each view a silent peer counts as heard of: where views follow each other it is never "
+    "dialled anew.",
+)  # fmt: skip
 the_dead_live_on = bug(
     Supervisor, "declared_dead", instead(None),
     "The engine does not hear that the run goes on without a process that lives.",

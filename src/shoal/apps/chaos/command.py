@@ -197,7 +197,7 @@ def _tasks(
     where, token = str(write_log.resolve()), {"token": secrets.token_hex(16)}
     for task in tasks_of(job, engine, data_dirs, started_at, more_workers=1):
         task = replace(task, args={**task.args, **token})
-        if task.name.startswith("server"):  # a new server with a sparse table starts at once
+        if task.name.startswith("server"):  # a restarted server must not wait for its imports
             task = replace(task, preload=SPARSE)
         elif task.name.startswith("worker"):
             arguments = {**task.args, "write_log": where, "seconds": seconds}

@@ -134,7 +134,7 @@ class FaultInjector:
         )
 
     def _inject(self, fault: Fault) -> None:
-        """Inject a fault; one without a rank hits another process than the last fault, if possible."""
+        """Inject a fault; without a rank, into another process than the last fault, if possible."""
         running = self._engine.running.items()
         names = sorted(name for name, pid in running if name.startswith(fault.role) and pid)
         last = self.injected[-1].name if self.injected else ""
@@ -170,7 +170,9 @@ class FaultInjector:
                 self._whole = False
                 self._engine.running[name] = 0  # until its successor has started
                 os.kill(pid, SIGNALS[fault.what])
-                if fault.what == "exit" and fault.role == "server":  # a second signal ends it at once
+                if (
+                    fault.what == "exit" and fault.role == "server"
+                ):  # the second ends it at once
                     time.sleep(HANDLED_S)
                     _interrupt(pid)
         return None
@@ -182,7 +184,7 @@ class FaultInjector:
                 os.kill(pid, signal.SIGCONT)
 
     def _seen(self, view: dict[str, Any]) -> None:
-        """Record a view: the cluster is whole if it has all members and all replicas of all rows."""
+        """Record a view: the cluster is whole if it has all members and all replicas of rows."""
         self._view = view
         last = self.injected[-1] if self.injected else None
         self._whole = view["whole"] and all(view[k] == n for k, n in self._sizes.items())

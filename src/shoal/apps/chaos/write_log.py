@@ -59,7 +59,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     acknowledged_lost:      the acknowledged pushes that are not in the table
     acknowledged_doubled:   the acknowledged pushes that were applied more than once
-    strange:                the other pushes that were applied without or beyond their intention
+    strange:                the other pushes that were applied, without being intended or too often
     """
 
     intended: int

@@ -34,12 +34,12 @@ from shoal.storage.comparison_folder import ComparisonFolder
 def begin_comparison(
     comparison: Comparison, data_dirs: Sequence[Path], out: Path, title: str
 ) -> ComparisonFolder:
-    """Check every cell, measure what simulated time goes by, and make the comparison's folder.
+    """Check every cell, measure a batch for simulated time, and make the comparison's folder.
 
     Raises:
-        ShoalError: what is wrong with one of the cells; nothing is left then
+        ShoalError: a cell is wrong; no folder is made then
     """
-    packages()  # of the page that is written at the end
+    packages()  # those of the page that is written at the end
     if comparison.job.get("collective", "ring") != "ring":
         raise InvalidValue("a comparison counts bytes, and those of collective gloo are not known")
     cells = comparison.cells()
@@ -55,7 +55,7 @@ def begin_comparison(
         except (InvalidValue, UnknownName) as error:
             raise type(error)(f"cell {cell.name!r}: {error.message}") from None
         plain: dict[str, Any] = {"strategy": "sync", "staleness": 0, "apply_at": "arrival"}
-        job = job.resolved  # also where it is looked at with another strategy
+        job = job.resolved  # before the strategy is replaced
         inputs = msgspec.structs.replace(job, **plain, set={}) if job.uses_servers else job
         if inputs not in seen:
             seen.append(inputs)
@@ -76,15 +76,15 @@ def run_comparison(
     jobs: int = 0,
     trust: bool = False,
 ) -> dict[str, str]:
-    """Run what has not come to its end. Returns the errors of runs that failed, by name.
+    """Run the runs that have not ended, and return the errors of those that failed, by name.
 
     Args:
-        folder: the comparison's.
-        comparison: as the folder has it.
-        data_dirs: folders to search for data sets.
-        console: shows progress.
-        jobs: simulated runs at a time; 0: as many as there are cores.
-        trust: as for `run_job`.
+        folder: the comparison's folder.
+        comparison: the comparison in that folder.
+        data_dirs: the folders to search for data sets.
+        console: the console that shows progress.
+        jobs: the number of simulated runs at a time; 0: as many as there are cores.
+        trust: whether to continue from the files of another user, as for `run_job`.
 
     Raises:
         KeyboardInterrupt: the text says how to go on.
@@ -117,7 +117,7 @@ def run_comparison(
 def finish_comparison(
     folder: ComparisonFolder, failed: Mapping[str, str], console: Console | None
 ) -> dict[str, Any]:
-    """Write the report of what has ended; returns its table, and shows it on a console."""
+    """Write the report of the runs that have ended, show it on a console, and return a summary."""
     compared = load_comparison(folder.path)
     page_of_comparison(compared).write(folder.report)
     table = compared.table()
@@ -158,18 +158,17 @@ def compare(
 
     Args:
         data: a data set's name, or a function, as `shoal.train` takes it.
-        model: models' names or functions, as `shoal.train` takes them.
-        data_dirs: folders to search for named data sets.
-        out: where the comparison's folder is made.
-        title: its name.
-        jobs: simulated runs at a time; 0: as many as there are cores.
-        trust: as for `shoal.train`.
-        progress: show a bar; None: on a terminal and in a notebook.
-        options: fields of a job, such as strategy, workers, epochs, lr, and `set` with the
+        model: the models' names or functions, as `shoal.train` takes them.
+        data_dirs: the folders to search for named data sets.
+        out: the folder in which the comparison's folder is made.
+        title: the name of the comparison's folder.
+        jobs: the number of simulated runs at a time; 0: as many as there are cores.
+        trust: whether to continue from the files of another user, as for `shoal.train`.
+        progress: whether to show a bar; None: on a terminal and in a notebook.
+        options: the fields of a job, such as strategy, workers, epochs, lr, and `set` with the
             strategies' settings; `seeds`; `bandwidth` (Mbit/s); `simulated`, with `batch_s`,
             `pace` (a list: how many times as long each worker takes), `turn`, `jitter` and
-            `latency_ms`; `strategies`: by strategy, fields of its
-            cells only.
+            `latency_ms`; `strategies`, with the fields of each strategy's cells only.
 
     Returns:
         The comparison's records; its `table` has a row for each combination.
@@ -212,7 +211,7 @@ def compare(
 
 
 def title_of(comparison: Comparison) -> str:
-    """The name of a comparison's folder."""
+    """Return the name of a comparison's folder."""
     data = Path(str(comparison.job.get("data", "digits"))).name.partition(".")[0]
     return str(comparison.job.get("title", "")) or f"compare-{data}"
 

@@ -27,7 +27,7 @@ from shoal.node.memory import keep_memory
 from shoal.storage.comparison_folder import ComparisonFolder
 from shoal.storage.run_folder import RunFolder
 
-TITLE = "run"  # of a cell's run, in a folder that says which cell's
+TITLE = "run"  # of a cell's run, whose folder is named after the cell
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def run_of(comparison: Comparison, folder: ComparisonFolder, cell: Cell, seed: i
 def on_processes(
     runs: Sequence[CellRun], data_dirs: Sequence[Path], trust: bool
 ) -> Iterator[tuple[str, str]]:
-    """Run one after the other; yields each one's name, and its error."""
+    """Do one run after the other; yield the name of each, and its error."""
     for run in runs:
         error = ""
         try:
@@ -77,7 +77,7 @@ def on_processes(
 
 
 def _limited(stack: ExitStack, run: CellRun) -> Any:
-    """Makes the engine of hosts whose links have the cell's bandwidth."""
+    """Set up hosts whose links have the cell's bandwidth; return the function that makes an engine."""
     servers = run.job.servers if run.job.uses_servers else 0
     names = [
         "scheduler",
@@ -109,9 +109,9 @@ def check_limited(job: JobSpec) -> None:
 def simulated(
     runs: Sequence[CellRun], data_dirs: Sequence[Path], jobs: int
 ) -> Iterator[tuple[str, str]]:
-    """Simulate several at a time; yields each one's name, and its error, as they end."""
+    """Simulate several runs at a time; yield the name of each, and its error, as it ends."""
     context = multiprocessing.get_context("fork")
-    others = multiprocessing.active_children()  # of the caller's
+    others = multiprocessing.active_children()  # children of the caller
     with ProcessPoolExecutor(jobs, context, _begin_process) as pool:
         futures: dict[Future[str], CellRun] = {
             pool.submit(_simulate, run, data_dirs): run for run in runs
@@ -136,7 +136,7 @@ def _simulate(run: CellRun, data_dirs: Sequence[Path]) -> str:
         simulate_job(run.job, run.simulation, data_dirs, run.cell.bandwidth)
     except ShoalError as error:
         return error.message
-    except Exception as error:  # of a model, data or strategy of the user's
+    except Exception as error:  # from the user's model, data or strategy
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -152,7 +152,7 @@ def _begin_process() -> None:
 def measured(
     cells: Sequence[Cell], data_dirs: Sequence[Path], known: Mapping[str, float]
 ) -> dict[str, float]:
-    """The seconds of a batch, of each model and size of a batch: as they are known, or as here."""
+    """Return the seconds of a batch for each model and size: those `known`, or measured here."""
     found = dict(known)
     for cell in cells:
         job = cell.job(0, "")
@@ -161,7 +161,7 @@ def measured(
                 found[_key(job)] = measured_batch_s(job, data_dirs)
             except ShoalError:
                 raise
-            except Exception as error:  # of the user's model
+            except Exception as error:  # from the user's model
                 raise InvalidValue(
                     f"cell {cell.name!r}: no gradient of a batch: {type(error).__name__}: {error}"
                 ) from error
@@ -169,6 +169,6 @@ def measured(
 
 
 def _key(job: JobSpec) -> str:
-    """What decides how long a batch takes."""
+    """Return a text of what decides how long a batch takes: model, batch size and dtype."""
     model = f"layers {job.layers}" if job.layers else job.model or "usual model"
     return f"{model}, batches of {job.worker_batch}, {job.dtype}"

@@ -1,4 +1,4 @@
-"""What is wrong with a job, found before any process starts."""
+"""Checks of a job before any process starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.strategies import Strategy, StrategyOptions, strategies
 
 
 def check_job(job: JobSpec) -> None:
-    """Refuse options that contradict each other or the strategy. Imports no torch."""
+    """Refuse options that contradict each other or the strategy; import no torch."""
     traits = strategies[job.strategy].traits
     if job.redundancy > 1 and not traits.allows_redundancy:
         usable = ", ".join(name for name in strategies if strategies[name].traits.allows_redundancy)
@@ -51,11 +51,11 @@ def check_job(job: JobSpec) -> None:
 
 
 def check_strategy(name: str, options: StrategyOptions, run: FaultTolerantRun) -> Strategy:
-    """Refuse a strategy with these options that cannot train in such a run; returns it.
+    """Return a strategy with its options; refuse one that cannot train in such a run.
 
     Raises:
         UnknownName: no such strategy, or no such setting
-        InvalidValue: a setting out of its range, or what the strategy cannot do
+        InvalidValue: a setting out of its range, or an option that the strategy does not support
     """
     uses_servers = strategies[name].traits_with(options.settings).uses_servers
     for asked, what in (
@@ -78,7 +78,7 @@ def check_strategy(name: str, options: StrategyOptions, run: FaultTolerantRun) -
 
 
 def _check_leases(job: JobSpec) -> None:
-    """Where workers are leased what they do, all of them can do all of it."""
+    """Refuse leases where not every worker can train on all of the data."""
     for wrong, what in (
         (job.assignment != "iid", f"assignment {job.assignment} says whose data are whose"),
         (job.redundancy > 1, f"redundancy {job.redundancy} gives each sample to several workers"),
@@ -91,12 +91,12 @@ def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
     """Load the data and build the model and the optimizer once, as the workers will.
 
     A user's functions are imported, but only workers call them: they may take long, or have side
-    effects. Returns what a user should know of the data, such as rows that were left out.
+    effects. Return notes on the data for the user, such as the number of rows that were left out.
 
     Raises:
-        UnknownName, InvalidValue: of the optimizer, its options, the model or the split
-        DataMissing, DataCorrupt: the data set, or the file of initial weights
-        NotImportable: a function that is not there
+        UnknownName, InvalidValue: the optimizer, its options, the model or the split is wrong
+        DataMissing, DataCorrupt: the data set, or the file of initial weights, is missing or damaged
+        NotImportable: a function does not exist
     """
     with factories.uninterrupted():
         from shoal.apps.train.setup import check_steps, load_dataset, splits_of, untrained_model

@@ -59,7 +59,7 @@ class TrainResult(RunResult):
     """Result of `shoal.train`.
 
     Attributes:
-        metrics: figures averaged over the workers: accuracy, loss, samples_per_s and others.
+        metrics: the figures averaged over the workers: accuracy, loss, samples_per_s and others.
         run_dir: the run's folder, which `shoal.load_run` reads.
         model: the trained module.
 
@@ -81,15 +81,15 @@ def run_job(
 ) -> dict[str, Any]:
     """Run a job here and return its summary.
 
-    console:    shows progress, if it is given
-    started_at: `time.time()` when the command began, for honest wall times
-    trust:      continue from what another user has left, too
-    engine_of:  starts the processes, in the run's folder
+    console:    the console that shows progress, if it is given
+    started_at: the `time.time()` at which the command began, for honest wall times
+    trust:      whether to continue from the files of another user, too
+    engine_of:  the function that makes the engine for the run's folder
 
     Raises:
         NotTrusted: another user has left the run that it continues
         ProcessDied: a process was killed or ended early; the text names it
-        ShoalError: whatever a process of the run raised
+        ShoalError: the error of a process of the run
     """
     started_at = time.time() if started_at is None else started_at
     check_job(job)
@@ -116,14 +116,14 @@ def run_job(
 
 
 def _words(job: JobSpec) -> str:
-    """What a command says that continues the same run again, from another checkpoint."""
+    """Return the words of a command that continues the same run again, from another checkpoint."""
     if not job.resume:
         return ""
     return shlex.join(words_of_change(job, from_mapping(load_run_job(Path(job.resume)))))
 
 
 def _ledger(job: JobSpec, clock: int) -> LedgerRecord | None:
-    """The lease ledger as of the checkpoint that a job continues from."""
+    """Return the lease ledger as of the checkpoint that a job continues from, if it needs one."""
     if job.on_worker_loss != "reassign" or not clock:
         return None
     leases = RunFolder(Path(job.resume)).leases
@@ -144,9 +144,9 @@ def tasks_of(
     more_workers: int = 0,
     passed: int = 0,
 ) -> list[Task]:
-    """The tasks of a job's run, except for `more_workers` that the caller starts.
+    """Return the tasks of a job's run, except for `more_workers` that the caller starts.
 
-    passed:  clock of the checkpoint that the run continues from
+    passed:  the clock of the checkpoint that the run continues from
     """
     counts: dict[str, Any] = {"workers": job.workers + more_workers}
     if not job.uses_servers:
@@ -175,7 +175,7 @@ def tasks_of(
 
 
 def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
-    """The run's figures, averaged over the workers; bytes and samples are sums."""
+    """Return the run's figures, averaged over the workers; bytes and samples are sums."""
     results = folder.results(job.workers, FIGURES)
     events = list(read_events(folder.events, torn=True))
 
@@ -213,7 +213,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
 
 
 def closes(job: JobSpec) -> bool:
-    """Whether rounds close, so that a worker's push counts on all servers or on none."""
+    """Return whether rounds close, so that a worker's push counts on all servers or on none."""
     return strategies[job.strategy].traits.in_step or job.apply_at == "round_end"
 
 
@@ -235,14 +235,14 @@ def train(
         model: a model's name ("mlp", "cnn"), or a function without arguments that returns a module.
         data: a data set's name ("digits", "mnist"; `shoal list data`), or a function without
             arguments that returns (train_x, train_y, test_x, test_y); "digits" if not given.
-        data_dirs: folders to search for named data sets.
-        trust: continue (`resume`) from what another user has left, too.
-        progress: show a bar of each worker; None: on a terminal and in a notebook.
-        options: fields of a job file, such as workers, servers, strategy, epochs, batch_size, lr.
-            With `resume`, a run's folder, those that are not given are that run's.
+        data_dirs: the folders to search for named data sets.
+        trust: whether to continue (`resume`) from the files of another user, too.
+        progress: whether to show a bar of each worker; None: on a terminal and in a notebook.
+        options: the fields of a job file, such as workers, servers, strategy, epochs, batch_size,
+            lr. With `resume`, a run's folder, the other fields are those of that run.
 
     Returns:
-        Metrics, the run's folder and the trained model.
+        The metrics, the run's folder and the trained model.
 
     Raises:
         NotImportable: `model` or `data` is a lambda or a local function.
@@ -279,7 +279,7 @@ def train(
 
 
 def trained_model(job: JobSpec, summary: dict[str, Any], data_dirs: Sequence[Path]) -> nn.Module:
-    """The module with the parameters that a run ended with."""
+    """Return the module with the parameters at the end of a run."""
     from shoal.apps.train.setup import load_dataset, load_weights, untrained_model
 
     module = untrained_model(job, load_dataset(job, list(data_dirs)))

@@ -18,7 +18,7 @@ models: Registry[Factory] = Registry("model")
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """inputs-128-128-classes with tanh, the seed's network for MNIST (784-128-128-10)."""
+    """Return a network inputs-128-128-classes with tanh (784-128-128-10 for MNIST)."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(prod(shape), 128),
@@ -30,7 +30,7 @@ def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two convolutions and two linear layers, for small pictures (channels, height, width)."""
+    """Return two convolutions and two linear layers for pictures (channels, height, width)."""
     if len(shape) == 2:
         shape = (1, *shape)
     if len(shape) != 3:
@@ -56,10 +56,11 @@ models.add("cnn", cnn)
 
 
 def from_layers(layers: Sequence[Layer], sample: Tensor) -> nn.Module:
-    """A Sequential from torch.nn's names, input sizes inferred from `sample` (1, *shape).
+    """Return a Sequential of layers of torch.nn, with input sizes inferred from `sample`.
 
-    Each layer is a name, `[name, *arguments]`, or `{type = name, option = value}`; where torch has
-    a lazy form of a layer (LazyLinear, LazyConv2d) that is used, so only output sizes are written.
+    `sample` has the shape (1, *shape). Each layer is a name, `[name, *arguments]`, or `{type = name,
+    option = value}`. Where torch has a lazy form of a layer (LazyLinear, LazyConv2d), it is used, so
+    only output sizes are written.
 
     >>> from_layers(["Flatten", ["Linear", 4], "Tanh", ["Linear", 2]], torch.zeros(1, 3))[1]
     Linear(in_features=3, out_features=4, bias=True)

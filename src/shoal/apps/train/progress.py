@@ -24,8 +24,8 @@ EVALUATIONS_AN_EPOCH = 5
 class Progress:
     """The loop's hooks: events, evaluations, and this worker's figures.
 
-    clock:      to which training has come, with the clocks of the run that this one continues
-    evaluates:  whether it does during training, not only at the end
+    clock:      the clock that training has reached, with those of the run that this one continues
+    evaluates:  whether to evaluate during training, not only at the end
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Progress:
         self._losses: list[float] = []
 
     def begin(self, rank: int) -> None:
-        """Note what this worker begins with."""
+        """Record the batches and the initial weights of this worker."""
         batches = self._batches
         weights = digest_of(self._learner)
         self._log.write(
@@ -95,11 +95,11 @@ class Progress:
             self.evaluate(epoch, step)
 
     def epoch_done(self, epoch: int, step: int) -> None:
-        self.exchanged()  # it may end with a round
+        self.exchanged()  # an epoch may end with a round
         self.evaluate(epoch, step)
 
     def exchanged(self) -> None:
-        """The clock may have moved: perhaps to a checkpoint's, with which goes a worker's state."""
+        """Update the clock, and write this worker's state if the clock has a checkpoint."""
         client, strategy = self._client, self._strategy
         clock = client.clock if strategy.traits.uses_servers else strategy.clock
         if self._passed + clock != self.clock:
@@ -125,7 +125,7 @@ class Progress:
         return accuracy, loss
 
     def finish(self, steps: int) -> dict[str, Any]:
-        """This worker's figures: of the final parameters, which are the same for all."""
+        """Record the end, and return this worker's figures, with those of the final parameters."""
         client, seconds = self._client, self._log.elapsed() - self._began_s - self._evaluating_s
         self._log.write(
             "end",
@@ -154,7 +154,7 @@ class Progress:
 
 
 def digest_of(model: FlatParams) -> str:
-    """A digest of a model's parameters, bit for bit."""
+    """Return a digest of a model's parameters, bit for bit."""
     digest = blake2b(digest_size=8)
     for _, values in sorted(model.values.items()):
         digest.update(values.detach().numpy().data)

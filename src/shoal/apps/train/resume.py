@@ -1,4 +1,4 @@
-"""Resuming a run: which checkpoint, its tables, and the command to type."""
+"""Resuming a run: the checkpoint, its tables, and the command to type."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ log = logging.getLogger("shoal")
 def resumable(
     engine: LocalEngine, command: str, run: ResumableRun, words: str = "", passed: int = 0
 ) -> Iterator[None]:
-    """When rows or a process are lost, end all others and say how to resume.
+    """End all processes when rows or a process are lost, or on Ctrl-C, and say how to resume.
 
     At the end, write the last checkpoint of a run that writes them, or say that it has none.
 
-    command:  resumes such runs
-    words:    with which it continues the run before again, if this one has no checkpoint yet
-    passed:   clock of the checkpoint that the run continues from
+    command:  the command that resumes such runs
+    words:    the options with which the command continues the earlier run again, if this run has no
+              checkpoint yet
+    passed:   the clock of the checkpoint that the run continues from
     """
     folder = engine.folder
     try:
@@ -62,10 +63,10 @@ def resumable(
 
 
 def _how_to_resume(folder: RunFolder, command: str, run: ResumableRun, words: str) -> str:
-    """The command that resumes a run, or else the one that it continues; "" without a checkpoint.
+    """Return how to resume a run, or else the run that it continues; "" without a checkpoint.
 
-    A run has its own options in its folder. Whether the checkpoint is damaged is not looked at: the
-    command does that.
+    The options of a run are in its folder. The command itself checks whether the checkpoint is
+    damaged.
     """
     at = f"--resume-at {run.resume_at} " if run.resume_at >= 0 else ""
     for path, more in ((str(folder.path), ""), (run.resume, at + words)):
@@ -77,9 +78,10 @@ def _how_to_resume(folder: RunFolder, command: str, run: ResumableRun, words: st
 
 
 def words_of_change(now: ResumableRun, *before: ResumableRun) -> list[str]:
-    """The words of the options that are not as in all of these.
+    """Return the command-line words of the options that differ from those of any run `before`.
 
-    Those that say what is continued are left out, and a job's data and layers, which have no flag.
+    The options that name the continued run are left out, and a job's data and layers, which have no
+    flag.
 
     >>> words_of_change(JobSpec(workers=4, set={"tau": 16}), JobSpec(workers=4))
     ['--set', 'tau=16']
@@ -101,7 +103,7 @@ def join_run(
     tick: Callable[[], None] = lambda: None,
     passed: int = 0,
 ) -> None:
-    """Wait for a run's processes, of which some may be lost, as its options have it.
+    """Wait for a run's processes; its options say which of them may be lost.
 
     command, words, passed: as in `resumable`
     """
@@ -112,15 +114,15 @@ def join_run(
 
 
 def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bool = False) -> int:
-    """The clock of the checkpoint that a run continues from; 0 for a new run.
+    """Return the clock of the checkpoint that a run continues from; 0 for a new run.
 
-    trust:   continue from what another user has left, too
-    states:  whether it needs the state files of the workers of the run before
+    trust:   whether to continue from the files of another user, too
+    states:  whether the run needs the state files of the workers of the earlier run
 
     Raises:
-        NotTrusted: another user has left it, or could have changed it
+        NotTrusted: another user has left the earlier run, or could have changed it
         DataMissing, DataCorrupt: there is no checkpoint, or it is damaged
-        UnknownFormat: another version of Shoal has written it
+        UnknownFormat: another version of Shoal has written the earlier run
     """
     if not resume:
         if resume_at >= 0:
@@ -139,7 +141,8 @@ def check_continued(job: JobSpec, passed: int) -> None:
     The strategy of that run is not imported: the job may have another in its place.
 
     Raises:
-        InvalidValue: its parameters are elsewhere, or workers would have no state, or another's
+        InvalidValue: the parameters are elsewhere, or workers would lack their state, or have the
+            state of another optimizer or dtype
     """
     before = from_mapping(load_run_job(Path(job.resume)))
     has_rows = Checkpoints(RunFolder(Path(job.resume)).checkpoints).has_rows(passed)
@@ -198,7 +201,7 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
 
             checkpoints.add(clock, SavedShards(folder.shards))
         for rank in range(run.workers):
-            with suppress(FileNotFoundError):  # of an application whose workers have none
+            with suppress(FileNotFoundError):  # workers of some applications have no state
                 name = f"worker-{rank}.safetensors"
                 path = checkpoints.path(clock) / name
                 make_folder(path.parent)
@@ -210,7 +213,7 @@ def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
 
 
 def without_checkpoint(run: ResumableRun, folder: RunFolder) -> str:
-    """What is to be said of a run that was to write checkpoints, and ended before the first."""
+    """Return a warning for a run that was to write checkpoints and has none; "" for another run."""
     if not run.saves or Checkpoints(folder.checkpoints).complete():
         return ""
     every = run.checkpoint_every or f"{run.checkpoint_every_s:g} s"
@@ -221,10 +224,10 @@ def without_checkpoint(run: ResumableRun, folder: RunFolder) -> str:
 
 
 def epochs_of(resume: str) -> int:
-    """The epochs that a run has trained, or was to train; no worker has done more batches.
+    """Return the epochs that a run has trained, or was to train; no worker has done more.
 
     Raises:
-        DataCorrupt: its result or its job is not as it was written
+        DataCorrupt: the run's result or its job is not as it was written
     """
     run = Path(resume)
     epochs = RunFolder(run).result(0).get("epochs") or load_run_job(run).get("epochs")
@@ -234,18 +237,18 @@ def epochs_of(resume: str) -> int:
 
 
 def begun_with(resume: str, passed: int) -> str:
-    """The folder of the checkpoint of that clock; none at clock 0."""
+    """Return the folder of the checkpoint at clock `passed`; "" at clock 0."""
     return str(RunFolder(Path(resume)).checkpoint(passed).resolve()) if passed else ""
 
 
 def tables_of(resume: str, passed: int) -> list[str]:
-    """The names of the tables that a checkpoint has; none at clock 0."""
+    """Return the names of the tables that a checkpoint has; none at clock 0."""
     if not passed:
         return []
     return list(SavedTables(Path(begun_with(resume, passed))).specs)
 
 
 def environment(resume: str, passed: int) -> Mapping[str, str]:
-    """Variables that tell `shoal.init()` which checkpoint the run continues from."""
+    """Return the variables that tell `shoal.init()` which checkpoint the run continues from."""
     tables = json.dumps(tables_of(resume, passed))
     return {"SHOAL_RESUMED_AT": str(passed), "SHOAL_RESUMED_TABLES": tables}

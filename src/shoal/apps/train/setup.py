@@ -1,4 +1,4 @@
-"""What the workers of a job begin with: data, splits, model, strategy."""
+"""The setup of a job's workers: data, splits, model, strategy."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from shoal.strategies import Strategy, strategies
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What one worker begins with.
+    """The data, model and strategy with which one worker begins.
 
     Attributes:
-        batches: its own.
-        everything: the batches of all workers, of which it is leased some.
-        rounds: batches of an epoch of the worker that has most.
+        batches: the worker's own batches.
+        everything: the batches of all workers, some of which are leased to this worker.
+        rounds: the largest number of batches that a worker has in an epoch.
     """
 
     spec: JobSpec
@@ -49,9 +49,9 @@ class WorkerSetup:
 
 
 def set_up(spec: JobSpec, dataset: Dataset, rank: int, passed: int = 0) -> WorkerSetup:
-    """What a worker of a job begins with.
+    """Return the setup of a worker of a job.
 
-    passed: clock of the checkpoint that the run continues from
+    passed: the clock of the checkpoint that the run continues from
     """
     splits = splits_of(spec, dataset)
     check_steps(spec, splits)
@@ -67,9 +67,9 @@ def set_up(spec: JobSpec, dataset: Dataset, rank: int, passed: int = 0) -> Worke
 
 
 class JobBatches:
-    """Samples as (x, y) batches: those of one worker, or everybody's.
+    """The samples of one worker, or of all workers, in (x, y) batches.
 
-    samples: how many an epoch has
+    samples: the number of samples in an epoch
     """
 
     def __init__(self, spec: JobSpec, dataset: Dataset, split: Any, rank: int) -> None:
@@ -94,7 +94,7 @@ class JobBatches:
 
 
 def load_dataset(spec: JobSpec, data_dirs: list[Path]) -> Dataset:
-    """The job's data: by name, or from an importable function."""
+    """Load the job's data, by name or from an importable function."""
     if spec.data_is_named:
         return find_source(spec.data).load(data_dirs)
     made = imports.load(spec.data)()
@@ -111,7 +111,7 @@ def load_dataset(spec: JobSpec, data_dirs: list[Path]) -> Dataset:
 
 
 def untrained_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
-    """`build_model`, which leaves this process's random state and default dtype as they are."""
+    """Build the job's model; restore this process's random state and default dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, spec.dtype))
     try:
@@ -122,7 +122,7 @@ def untrained_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
 
 
 def build_model(spec: JobSpec, dataset: Dataset) -> nn.Module:
-    """The job's model, from its seed or its file of initial weights."""
+    """Build the job's model, from its seed or its file of initial weights."""
     torch.manual_seed(spec.seed)
     sample, _ = dataset.transform(dataset.train_x[:1], dataset.train_y[:1])
     if spec.layers:
@@ -147,20 +147,20 @@ def load_weights(module: nn.Module, path: Path) -> None:
     """Load a module's parameters and buffers from a file.
 
     Raises:
-        DataMissing: there is none
-        DataCorrupt: it is damaged, or of another module
+        DataMissing: the file does not exist
+        DataCorrupt: the file is damaged, or of another module
     """
     if not path.exists():
         raise DataMissing(f"no weights at {path}: it does not exist")
     try:
-        open_file(path).close()  # not what `load_file` would wait for
+        open_file(path).close()  # refuse a pipe, for which `load_file` would wait
         module.load_state_dict(load_file(path))
     except Exception as error:
         raise DataCorrupt(f"{path} does not fit the model: {error}") from None
 
 
 def updates_of(spec: JobSpec, splits: list[Any], kind: type[Strategy]) -> int:
-    """How many updates the parameters will see: one a round, or one a push."""
+    """Return the number of updates that the parameters will see: one a round, or one a push."""
     batches = [-(-len(split) // spec.worker_batch) for split in splits]
     steps = [spec.max_steps or spec.epochs * each for each in batches]
     if kind.traits.in_step or kind.traits.optimizer_on_workers:
@@ -170,10 +170,10 @@ def updates_of(spec: JobSpec, splits: list[Any], kind: type[Strategy]) -> int:
 
 
 def check_steps(spec: JobSpec, splits: list[Any]) -> None:
-    """Refuse a limit of steps that workers reach in unlike rounds, where no server is between them.
+    """Refuse a limit of steps that workers without servers would reach in different rounds.
 
     Raises:
-        InvalidValue: they would
+        InvalidValue: the workers would
     """
     counts = [-(-len(split) // spec.worker_batch) for split in splits]
     strategy = strategies[spec.strategy](spec.strategy_options(1))
@@ -188,7 +188,7 @@ def check_steps(spec: JobSpec, splits: list[Any]) -> None:
 
 
 def splits_of(spec: JobSpec, dataset: Dataset) -> list[Any]:
-    """Every worker's samples: a pure function of the job."""
+    """Return every worker's samples, a pure function of the job and the data."""
     copies = copies_of(spec)
     splits = plan_splits(
         dataset.train_y.numpy(),
@@ -202,5 +202,5 @@ def splits_of(spec: JobSpec, dataset: Dataset) -> list[Any]:
 
 
 def copies_of(spec: JobSpec) -> int:
-    """How many workers of consecutive ranks have the same batches."""
+    """Return the number of workers of consecutive ranks that have the same batches."""
     return spec.redundancy if strategies[spec.strategy].traits.replicates_batches else 1

@@ -39,10 +39,10 @@ def simulate_job(
     """Run a job in the simulator, in this process, and return its summary.
 
     Args:
-        job: what to train.
-        options: how long computing takes; `batch_s` is not 0.
-        data_dirs: folders to search for data sets.
-        bandwidth_mbit: of every host, in Mbit/s; 0 for no limit.
+        job: the job to train.
+        options: the parameters of simulated time; `batch_s` is not 0.
+        data_dirs: the folders to search for data sets.
+        bandwidth_mbit: the bandwidth of every host, in Mbit/s; 0 for no limit.
 
     Raises:
         InvalidValue: a part of the job is not simulated (`check_simulated`).
@@ -68,7 +68,7 @@ def simulate_job(
 
 
 def measured_batch_s(job: JobSpec, data_dirs: Sequence[Path]) -> float:
-    """The median of the seconds that a batch's gradient takes here, on one thread."""
+    """Return the median seconds that the gradient of a batch takes here, on one thread."""
     before = torch.get_num_threads(), torch.get_default_dtype()
     torch.set_num_threads(1)
     torch.set_default_dtype(getattr(torch, job.dtype))
@@ -94,7 +94,7 @@ def _simulate(
     data_dirs: Sequence[Path],
     bandwidth_mbit: float,
 ) -> float:
-    """Train, and leave the events and results; returns when the last worker has ended."""
+    """Train, and write the events and results; return the time at which the last worker ended."""
     dataset = load_dataset(job, list(data_dirs))
     network = NetworkOptions(
         delay_s=options.latency_ms / 1000,
@@ -126,7 +126,7 @@ def _simulate(
         for mine in observed:
             mine.close()
     for rank, result in enumerate(results):
-        best = results[0]["best_accuracy"]  # of the one that evaluates
+        best = results[0]["best_accuracy"]  # from the worker that evaluates
         folder.write_result(rank, {**result, "best_accuracy": best})
     return max(worker.ended_s for worker in workers)
 
@@ -143,7 +143,7 @@ class _Observed:
     def __call__(self, client: SimulatedClient) -> Hooks:
         node = f"worker-{self._rank}"
         self._log = EventLog(self._folder.events, node, 0.0, lambda: client.now)
-        first = self._rank == 0  # all take turns here: one of them evaluates for all
+        first = self._rank == 0  # workers take turns here: one of them evaluates for all
         self._progress = Progress(self._setup, client, self._log, evaluates=first)
         self._progress.begin(self._rank)
         return self._progress
@@ -157,7 +157,7 @@ class _Observed:
 
 
 def _seconds(options: SimulatedTime, job: JobSpec, rank: int) -> Callable[[int], float]:
-    """How long a worker takes for its batches, by their number."""
+    """Return the function that gives the seconds of a worker's batch, by its number."""
     paces = options.paces(job.workers)
     random = Random(f"{job.seed} {rank}")
 

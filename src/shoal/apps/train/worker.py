@@ -46,11 +46,11 @@ def run_worker(
     passed: int = 0,
     watched: Callable[[Client, Progress, int], Hooks] = lambda client, hooks, steps: hooks,
 ) -> None:
-    """Join, train, leave results in the run's folder.
+    """Join the run, train, and write the results to the run's folder.
 
-    passed:   clock of the checkpoint that the run continues from
-    watched:  makes the hooks of the training loop from the client, this worker's progress and the
-              number of its steps
+    passed:   the clock of the checkpoint that the run continues from
+    watched:  the function that makes the hooks of the training loop from the client, this worker's
+              progress and the number of its steps
     """
     configure_log()
     keep_memory()
@@ -107,9 +107,10 @@ def run_worker(
 
 
 def _take_up(setup: WorkerSetup, rank: int, passed: int, epochs_before: int, clock: int) -> int:
-    """Go on from the checkpoint of a run; returns this worker's batches that are done there.
+    """Load the state of a checkpoint; return the number of batches that this worker had done.
 
-    clock:  at which this worker joins: a later one has the strategy's state of the cluster
+    clock:  the clock at which this worker joins; after clock 0 the strategy takes its state from
+            the cluster
     """
     spec, strategy = setup.spec, setup.strategy
     resumed = RunFolder(Path(spec.resume)).checkpoints

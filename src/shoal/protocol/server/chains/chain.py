@@ -108,9 +108,10 @@ class Chains:
         self._handshakes.begin([self._ids[r] for r in beside if r > self.rank], self.time.now)
         self._greet(out)
 
-    def _greet(self, out: Effects) -> None:
-        for node in self._handshakes.take(self.time.now):
-            out.append(Send(node, ReplicateAck(self._view, 0, ())))
+    def _greet(self, out: Effects) -> list[NodeId]:
+        nodes = self._handshakes.take(self.time.now)
+        out.extend(Send(node, ReplicateAck(self._view, 0, ())) for node in nodes)
+        return nodes
 
     def reached(self, replica: Replica, clock: int) -> int:
         """Return the clock of a shard's rows: `clock` at the head, else the one it announced."""
@@ -359,11 +360,11 @@ class Chains:
 
     def tick(self, out: Effects) -> None:
         """Resend the messages that were not acknowledged in time, and greet silent neighbours."""
-        for link in self._links.values():
-            if self.time.now >= link.again_at:
-                link.again(self.time.now, out)
-                self._repeated(link.to, out)
-        self._greet(out)
+        due = [link for link in self._links.values() if self.time.now >= link.again_at]
+        for link in due:
+            link.again(self.time.now, out)
+        for node in dict.fromkeys([*(link.to for link in due), *self._greet(out)]):
+            self._repeated(node, out)
 
     def peer_lost(self, node: NodeId, again_at: float) -> None:
         """Resend to a server whose connection broke, and greet it, at `again_at`."""

@@ -72,7 +72,9 @@ class Thaw:
             self._refused_by.clear()
         self._admission.refuse(promised)
         question = RefuseView(promised, view.id)
-        out.extend(Send(node, question) for node in self._awaited(view))
+        for node in self._awaited(view):
+            out.append(Send(node, question))
+            self._session.unanswered.asked(node, out)
 
     def _awaited(self, view: View) -> list[NodeId]:
         me = self._session.me

@@ -98,6 +98,17 @@ def test_other_models_are_refused_and_change_nothing(context, tmp_path):
         shoal.load(same, tmp_path)
 
 
+def test_a_model_of_another_shape_leaves_the_tensors_that_fit(context, tmp_path):
+    """torch copies those that fit before it raises."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    shoal.save(net, tmp_path)
+    other = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(3, 1))
+    before = {name: each.clone() for name, each in other.state_dict().items()}
+    with pytest.raises(InvalidValue, match="of another model"):
+        shoal.load(other, tmp_path)
+    assert all(torch.equal(each, before[name]) for name, each in other.state_dict().items())
+
+
 def test_damaged_and_missing_files_are_named(context, tmp_path):
     net, _ = trained(context)
     with pytest.raises(DataMissing, match=r"no model that shoal\.save has finished"):

@@ -96,9 +96,7 @@ def _rows(table: dict[str, Tensor]) -> Iterator[tuple[int, list[float]]]:
 
 def _run_on_columns(run: Path, saved: SavedShards) -> tuple[RunFolder, CtrSpec] | None:
     """Return the folder and options of a click model on named columns; None for another run."""
-    places = map(
-        RunFolder, (run, run.parent, run.parent.parent)
-    )  # of shards or a checkpoint, too
+    places = map(RunFolder, (run, run.parent, run.parent.parent))  # of shards or a checkpoint, too
     folder = next((each for each in places if each.job.is_file()), None)
     if folder is None or not saved.tables.keys() >= CLICKS or not is_of_ctr(folder.path):
         return None

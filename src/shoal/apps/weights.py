@@ -33,7 +33,7 @@ class Weights(Protocol):
     """Rows and tables of a model."""
 
     def rows(self, table: str, keys: np.ndarray) -> np.ndarray:
-        """Return rows of a sparse table, (n, width) float32; the initial row of a key without one."""
+        """Return rows of a sparse table, (n, width) float32; the initial row for an unknown key."""
 
     def dense(self, table: str) -> Tensor:
         """Return all rows of a dense table."""

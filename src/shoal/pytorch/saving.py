@@ -75,9 +75,7 @@ def save(model: torch.nn.Module, folder: str | Path) -> Path:
         make_folder(path)
         before = _files_of(path)
         (path / MODEL).unlink(missing_ok=True)  # until all of the new model is there
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "this state_dict has no rows")
-            state = {n: each.detach().clone() for n, each in model.state_dict().items()}
+        state = {name: each.detach().clone() for name, each in _state_of(model).items()}
         found = {name: _save_rows(each, name, path) for name, each in _embeddings(model).items()}
         write_verified(path / MODEL, state, {EMBEDDINGS: msgspec.json.encode(found).decode()})
         for name in before - _files_of(path):
@@ -101,8 +99,7 @@ def load(model: torch.nn.Module, folder: str | Path) -> None:
     Raises:
         DataMissing: the folder has no model.
         DataCorrupt: a file is not as it was written.
-        InvalidValue: it is another model. No rows are changed; parameters and buffers that fit may
-            be, unless the embeddings differ.
+        InvalidValue: it is another model. Nothing is changed.
 
     Example:
         >>> import shoal, tempfile, torch
@@ -128,9 +125,13 @@ def load(model: torch.nn.Module, folder: str | Path) -> None:
                 f"elements there, and {module.embedding_dim} here"
             )
     state, _ = read_verified(path / MODEL)
+    before = {name: each.detach().clone() for name, each in _state_of(model).items()}
     try:
         model.load_state_dict(state)
-    except RuntimeError as error:
+    except RuntimeError as error:  # after it has copied the tensors that fit
+        with torch.no_grad():
+            for name, each in _state_of(model).items():
+                each.copy_(before[name])
         raise InvalidValue(f"{path} is of another model: {error}") from None
     for name, module in modules.items():
         client = module.client
@@ -138,6 +139,14 @@ def load(model: torch.nn.Module, folder: str | Path) -> None:
             for file in told[name].files:
                 _push_rows(module, path / file)
         client.barrier(f"{module.spec.name} loaded")
+
+
+def _state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return the state dict of a model, whose rows on servers are saved apart."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "this state_dict has no rows")
+        found: dict[str, torch.Tensor] = model.state_dict()
+    return found
 
 
 def _embeddings(model: torch.nn.Module) -> dict[str, Embedding]:

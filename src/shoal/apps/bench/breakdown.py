@@ -1,7 +1,8 @@
-"""Where the time of a small exchange goes: each room's share, in one process and without waiting.
+"""The time of a small exchange in each of its stages, in one process and without waiting.
 
-Worker and server are machines here, with a connection between them and nothing else. What the
-measured exchange takes longer than their sum is the client's layers, the nodes and the waiting.
+Worker and server are machines here, with a connection between them and nothing else. A measured
+exchange takes longer than the sum of these stages: the rest is spent in the client's layers, in the
+nodes, and waiting.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ROOMS = (
 
 
 def rooms(nbytes: int) -> dict[str, float]:
-    """Median microseconds of each room, for a push_pull of a table of `nbytes`."""
+    """Return the median microseconds of each stage of a push_pull of a table of `nbytes`."""
     cluster = _Cluster(nbytes)
     try:
         for _ in range(WARM_UP):
@@ -76,7 +77,7 @@ class _Cluster:
         self._came: list[Received] = []
 
     def exchange(self) -> list[float]:
-        """One push_pull; seconds in each room."""
+        """Make one push_pull, and return the seconds in each stage."""
         self._number += 1
         times = [perf_counter()]
         effects = self._worker.handle(Asked(self._number, self._ask), 1.0)

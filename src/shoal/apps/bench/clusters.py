@@ -1,6 +1,6 @@
-"""Clusters to measure, with one worker here, or with two that measure together.
+"""Clusters to measure, with one worker in this process, or with two that measure together.
 
-The two call ours and torch.distributed's, the same calls in one order.
+Both workers make the same calls of Shoal and of torch.distributed, in the same order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shoal.tables.spec import TableSpec
 def one_worker(
     folder: RunFolder, table: TableSpec, servers: int = 1, **options: Any
 ) -> Iterator[tuple[LocalEngine, Client]]:
-    """A cluster with a table, and its only worker; `options` are those of `start_cluster`."""
+    """Start a cluster with a table and be its only worker; `options` are as for `start_cluster`."""
     with LocalEngine(folder) as engine:
         scheduler = start_cluster(engine, servers, 1, **options)
         with Client(scheduler, ClientOptions(token=engine.token)) as client:
@@ -39,7 +39,10 @@ def one_worker(
 def first_of_two(
     folder: RunFolder, servers: int, partner: str, rounds: int
 ) -> Iterator[tuple[LocalEngine, Client, ProcessGroup]]:
-    """Rank 0, here. `partner` is the entry of the other process, which is `second_of_two`."""
+    """Start a cluster and a process for rank 1, and be rank 0.
+
+    partner:  the entry of the other process, a function that uses `second_of_two`
+    """
     with LocalEngine(folder) as engine:
         scheduler = start_cluster(engine, servers, 2)
         rendezvous = f"file://{engine.sockets}/rendezvous"
@@ -54,7 +57,7 @@ def first_of_two(
 
 @contextmanager
 def second_of_two(scheduler: str, rendezvous: str) -> Iterator[tuple[Client, ProcessGroup]]:
-    """Rank 1, in a process of its own."""
+    """Be rank 1, in a process of its own."""
     torch.set_num_threads(1)
     keep_memory()
     with Client(scheduler, ClientOptions(rank=1)) as client:

@@ -30,11 +30,11 @@ def run_suite(
     data_dirs: Sequence[Path] = (),
     replicas: int = 1,
 ) -> dict[str, Any]:
-    """Measure a suite; returns the object that `--json` prints.
+    """Measure a suite, and return the object that `--json` prints.
 
-    replicas:   of `dense` and `moving`: more than one are measured beside one
-    rounds:     batches; the suite's own number where it is None
-    data_dirs:  where a suite looks for text and clicks
+    replicas:   the number of replicas, for `dense`, which measures several beside one, and `moving`
+    rounds:     the number of batches; None for the suite's own number
+    data_dirs:  the folders in which a suite looks for text and clicks
     """
     torch.set_num_threads(1)
     keep_memory()
@@ -55,7 +55,7 @@ def run_suite(
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of this machine, on which the figures are measured."""
     return {
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -66,7 +66,7 @@ def machine() -> dict[str, Any]:
 
 
 def show_rows(console: Console, report: dict[str, Any]) -> None:
-    """The rows as a table."""
+    """Print the rows as a table."""
     rows = report["rows"]
     more = {
         "together": lambda row: f"{figure(row['together'])} {row['unit']}",
@@ -96,7 +96,8 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
 
 
 def figure(value: float) -> str:
-    """
+    """Format a figure, with four decimals if it is less than 1 and with two otherwise.
+
     >>> figure(0.91449), figure(1.0713), figure(64.55)
     ('0.9145', '1.07', '64.55')
     """
@@ -104,7 +105,8 @@ def figure(value: float) -> str:
 
 
 def with_error(value: float, error: float | None) -> str:
-    """
+    """Format a figure and its standard error, if it has one.
+
     >>> with_error(0.2697, 0.0021), with_error(0.2697, None)
     ('0.2697 ± 0.0021', '0.2697')
     """
@@ -112,7 +114,7 @@ def with_error(value: float, error: float | None) -> str:
 
 
 def show_rooms(console: Console, spent: dict[str, float]) -> None:
-    """Where the time of a small exchange goes."""
+    """Print the time of a small exchange in each of its stages."""
     table = Table("room, of push_pull 64 B", "us", box=None, header_style="bold")
     for room, microseconds in spent.items():
         table.add_row(room, f"{microseconds:.1f}")

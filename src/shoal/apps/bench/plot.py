@@ -9,12 +9,12 @@ from shoal.apps.bench.rows import Row
 from shoal.errors import InvalidValue
 from shoal.extras import require
 
-BAR = 0.26  # of a row's height
+BAR = 0.26  # as a part of a row's height
 COLORS = {"value": "#1f77b4", "ceiling": "#c7c7c7", "peer": "#ff7f0e"}
 
 
 def plot_rows(report: dict[str, Any], path: Path) -> None:
-    """Write a picture of a report; its format is said by the name's ending (.png, .svg, .pdf).
+    """Write a picture of a report, in the format of the name's ending (.png, .svg, .pdf).
 
     Raises:
         PackageMissing: matplotlib is not installed
@@ -39,7 +39,7 @@ def plot_rows(report: dict[str, Any], path: Path) -> None:
 
 
 def _draw(axis: Any, rows: list[Row]) -> None:
-    """Three bars a row, the first row on top."""
+    """Draw three bars a row, the first row on top."""
     names = {row["peer_name"] for row in rows if row.get("peer") is not None}
     labels = {"value": "shoal", "ceiling": "ceiling", "peer": ", ".join(sorted(names)) or "peer"}
     for number, (key, color) in enumerate(COLORS.items()):

@@ -13,7 +13,7 @@ WARM_UP = 50
 
 Row = dict[str, Any]
 Call = Callable[[], object]
-Side = tuple[Call, set[int]]  # what is measured, and the cores that its caller has
+Side = tuple[Call, set[int]]  # the call to measure, and the cores on which its caller may run
 Batches = list[list[float]]  # seconds of each call, batch by batch
 
 
@@ -33,7 +33,7 @@ def by_turns(
 
 
 def timed(call: Call) -> float:
-    """Seconds that it takes."""
+    """Return the seconds that a call takes."""
     begin = perf_counter()
     call()
     return perf_counter() - begin
@@ -41,7 +41,7 @@ def timed(call: Call) -> float:
 
 @contextmanager
 def on(cores: set[int]) -> Iterator[None]:
-    """This thread runs on one of `cores`."""
+    """Run this thread on one of `cores`, in a `with` block."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -51,29 +51,32 @@ def on(cores: set[int]) -> Iterator[None]:
 
 
 def latency(name: str, ours: Batches, ceiling: Batches, **more: Any) -> Row:
-    """Microseconds a call: the median batch's median. Lower is better."""
+    """Return a row of microseconds a call, the median batch's median; lower is better."""
     return _row(name, ours, microseconds(ours), microseconds(ceiling), "us", "lower", **more)
 
 
 def beside(row: Row, peer_name: str, peer: float) -> Row:
-    """A row with what somebody else's software did in the same run."""
+    """Return a row with the figure of other software, a peer, in the same run."""
     return {**row, "peer_name": peer_name, "peer": peer, "peer_ratio": row["value"] / peer}
 
 
 def rate(name: str, things: int, unit: str, ours: Batches, ceiling: Batches) -> Row:
-    """Millions of things a second, `things` a call: the median batch's mean. Higher is better."""
+    """Return a row of millions of things a second, the median batch's mean; higher is better.
+
+    things:  the number of things in a call
+    """
     value, bound = (_a_second(things, side) / 1e6 for side in (ours, ceiling))
     return _row(name, ours, value, bound, unit, "higher")
 
 
 def throughput(name: str, nbytes: int, ours: Batches, ceiling: Batches) -> Row:
-    """GB/s (1e9 bytes), the median batch's mean. Higher is better."""
+    """Return a row of GB/s (1e9 bytes), the median batch's mean; higher is better."""
     value, bound = gigabytes(nbytes, ours), gigabytes(nbytes, ceiling)
     return _row(name, ours, value, bound, "GB/s", "higher")
 
 
 def gigabytes(nbytes: int, batches: Batches) -> float:
-    """A second, the median batch's mean."""
+    """Return the GB/s (1e9 bytes), the median batch's mean."""
     return _a_second(nbytes, batches) / 1e9
 
 
@@ -84,7 +87,7 @@ def _a_second(things: int, batches: Batches) -> float:
 def quality(
     name: str, value: float, unit: str, ceiling: float, better: str = "higher", **more: Any
 ) -> Row:
-    """A figure that is no time: how good a model has become."""
+    """Return a row of a figure and its ceiling, such as how good a model has become."""
     return {
         "name": name,
         "value": value,

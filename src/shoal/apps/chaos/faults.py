@@ -170,9 +170,7 @@ class FaultInjector:
                 self._whole = False
                 self._engine.running[name] = 0  # until its successor has started
                 os.kill(pid, SIGNALS[fault.what])
-                if (
-                    fault.what == "exit" and fault.role == "server"
-                ):  # the second ends it at once
+                if fault.what == "exit" and fault.role == "server":  # the second ends it at once
                     time.sleep(HANDLED_S)
                     _interrupt(pid)
         return None

@@ -77,7 +77,7 @@ def on_processes(
 
 
 def _limited(stack: ExitStack, run: CellRun) -> Any:
-    """Set up hosts whose links have the cell's bandwidth; return the function that makes an engine."""
+    """Set up hosts with links of the cell's bandwidth; return the function that makes an engine."""
     servers = run.job.servers if run.job.uses_servers else 0
     names = [
         "scheduler",

@@ -95,7 +95,7 @@ def check_inputs(job: JobSpec, data_dirs: Sequence[Path]) -> tuple[str, ...]:
 
     Raises:
         UnknownName, InvalidValue: the optimizer, its options, the model or the split is wrong
-        DataMissing, DataCorrupt: the data set, or the file of initial weights, is missing or damaged
+        DataMissing, DataCorrupt: the data set or the file of initial weights is missing or damaged
         NotImportable: a function does not exist
     """
     with factories.uninterrupted():

@@ -58,9 +58,9 @@ models.add("cnn", cnn)
 def from_layers(layers: Sequence[Layer], sample: Tensor) -> nn.Module:
     """Return a Sequential of layers of torch.nn, with input sizes inferred from `sample`.
 
-    `sample` has the shape (1, *shape). Each layer is a name, `[name, *arguments]`, or `{type = name,
-    option = value}`. Where torch has a lazy form of a layer (LazyLinear, LazyConv2d), it is used, so
-    only output sizes are written.
+    `sample` has the shape (1, *shape). Each layer is a name, `[name, *arguments]`, or
+    `{type = name, option = value}`. Where torch has a lazy form of a layer (LazyLinear,
+    LazyConv2d), that form is used, so only output sizes are written.
 
     >>> from_layers(["Flatten", ["Linear", 4], "Tanh", ["Linear", 2]], torch.zeros(1, 3))[1]
     Linear(in_features=3, out_features=4, bias=True)

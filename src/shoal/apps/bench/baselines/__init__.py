@@ -1,1 +1,1 @@
-"""What suites are measured beside: ceilings and peers."""
+"""Ceilings and peers, beside which the suites are measured."""

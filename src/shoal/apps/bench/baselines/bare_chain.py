@@ -1,4 +1,4 @@
-"""What a replicated push comes to in bare processes: its copies and additions, and nothing else.
+"""A replicated push in bare processes: its copies and additions, and nothing else.
 
 Two servers, each the head of half of the rows and the tail of the other half, as ours are. For each
 half: its caller copies it into a ring of shared memory, the head copies it out (the tail may need
@@ -22,11 +22,11 @@ from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine
 
 CHUNK, SLOTS = 1 << 18, 8  # float32 values (1 MiB); chunks in a ring
-TAKEN, DONE = b"t", b"d"  # a chunk, by who follows; everything, by the tail
+TAKEN, DONE = b"t", b"d"  # a chunk was put or taken; the tail has added its half
 
 
 class Ring:
-    """Chunks on their way to another process, through memory that both have."""
+    """Chunks on their way to another process, through memory that both processes share."""
 
     def __init__(self, memory: int, sock: socket.socket) -> None:
         shared = memoryview(mmap.mmap(memory, 4 * CHUNK * SLOTS))
@@ -36,7 +36,7 @@ class Ring:
         self.credit = SLOTS
 
     def put(self, values: Tensor, ready: int) -> None:
-        """As much of `values` as there is room for, of what is ready."""
+        """Put the chunks of `values` that are ready and for which there is room."""
         while self.credit and self.done < ready:
             at = self.done * CHUNK
             self._slots[self.done % SLOTS].copy_(values[at : at + CHUNK])
@@ -44,7 +44,7 @@ class Ring:
             self.socket.send(TAKEN)
 
     def take(self, into: Tensor) -> bool:
-        """One chunk; whether it was the last."""
+        """Take one chunk, and return whether it was the last."""
         at = self.done * CHUNK
         into[at : at + CHUNK].copy_(self._slots[self.done % SLOTS])
         self.done = (self.done + 1) % (len(into) // CHUNK)
@@ -110,7 +110,7 @@ class BareChain:
 
 
 def serve(path: str, half: int) -> None:
-    """One of the two servers."""
+    """Run one of the two servers."""
     torch.set_num_threads(1)
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     caller.connect(path)

@@ -16,7 +16,7 @@ from shoal.engines.local import LocalEngine
 class Echo:
     """A bare socket to a process that answers `nbytes` with `reply` bytes.
 
-    cores:  those that the process may use
+    cores:  the cores that the process may use
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Echo:
 
 
 def echo(address: Any, nbytes: int, reply: int, cores: list[int]) -> None:
-    """The other side of `Echo`, in a process of its own."""
+    """Run the other side of `Echo`, in a process of its own."""
     os.sched_setaffinity(0, cores)
     sock = _connected(address)
     incoming, answer = _memory(nbytes), _memory(reply)
@@ -80,7 +80,7 @@ class HandOff:
 
 
 def take_over(address: Any, size: int, cores: list[int]) -> None:
-    """The other side of `HandOff`, in a process of its own."""
+    """Run the other side of `HandOff`, in a process of its own."""
     os.sched_setaffinity(0, cores)
     sock = _connected(address)
     _, (memory,), _, _ = socket.recv_fds(sock, 1, 1)
@@ -92,7 +92,7 @@ def take_over(address: Any, size: int, cores: list[int]) -> None:
 
 
 def _memory(nbytes: int) -> memoryview:
-    """On a cache line's edge, as ours is: some copies are much slower elsewhere."""
+    """Return memory on a cache line's edge, as ours is: elsewhere some copies are much slower."""
     view: memoryview = torch.zeros(nbytes, dtype=torch.uint8).numpy().data
     return view
 
@@ -100,7 +100,7 @@ def _memory(nbytes: int) -> memoryview:
 def _partner(
     engine: LocalEngine, name: str, entry: str, tcp: bool, args: dict[str, Any]
 ) -> socket.socket:
-    """Start the other side; the socket to it."""
+    """Start the other side, and return the socket to it."""
     listener = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
     path = str(engine.sockets / f"{name}.sock")
     listener.bind(("127.0.0.1", 0) if tcp else path)

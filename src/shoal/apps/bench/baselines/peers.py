@@ -1,4 +1,4 @@
-"""What others do with a tensor that somebody else holds and updates: torch.distributed, and Ray.
+"""Peers, with a tensor that another process holds and updates: torch.distributed, and Ray.
 
 Both push an update, wait until it is applied, and pull the rows, as a client does.
 """
@@ -28,7 +28,7 @@ Calls = tuple[Call, Call]  # push the next of some buffers; pull
 
 @contextmanager
 def gloo(engine: LocalEngine, buffers: Iterator[Tensor], out: Tensor) -> Iterator[Calls]:
-    """`send` and `recv` over gloo, which are TCP."""
+    """Push and pull with `send` and `recv` over gloo, which uses TCP."""
     rendezvous = f"file://{engine.sockets}/peer-{out.numel()}"
     entry = f"{__name__}:gloo_holder"
     engine.start(Task("gloo", entry, {"rendezvous": rendezvous, "elements": out.numel()}))
@@ -53,7 +53,7 @@ def gloo(engine: LocalEngine, buffers: Iterator[Tensor], out: Tensor) -> Iterato
 
 
 def gloo_holder(rendezvous: str, elements: int) -> None:
-    """Who holds the rows, in a process of its own."""
+    """Hold the rows for `gloo`, in a process of its own."""
     torch.set_num_threads(1)
     group = ProcessGroup(1, 2, rendezvous)
     rows, update, done = torch.zeros(elements), torch.zeros(elements), torch.zeros(1)
@@ -73,11 +73,11 @@ def gloo_holder(rendezvous: str, elements: int) -> None:
 
 @contextmanager
 def ray_actor(buffers: Iterator[Tensor], out: Tensor) -> Iterator[Calls | None]:
-    """An actor that holds the rows; None where Ray is not installed."""
+    """Push and pull with a Ray actor that holds the rows; yield None where Ray is not installed."""
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray: Any = import_module("ray")  # whose types fit no version of its own functions
+        ray: Any = import_module("ray")  # its types do not fit its own functions
     except ImportError:
         yield None
         return

@@ -46,14 +46,14 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 
 
 def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
-    """The other process."""
+    """Run the other process."""
     with second_of_two(scheduler, rendezvous) as (client, group):
         for name in SIZES:
             measured(client, group, name, rounds)
 
 
 def measured(client: Client, group: ProcessGroup, name: str, rounds: int) -> list[Batches]:
-    """Batches of our calls and of gloo's."""
+    """Measure our calls and gloo's by turns, and return the batches of both."""
     nbytes, calls, warm_up = SIZES[name]
     tensors = [torch.zeros(nbytes // 4) for _ in range(max(1, BUFFERS_BYTES // nbytes // 64 + 1))]
     mine, other = cycle(tensors), cycle(tensors)

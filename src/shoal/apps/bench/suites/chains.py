@@ -1,9 +1,9 @@
-"""`shoal bench dense --replicas K`: what replicas cost, beside the same with one.
+"""`shoal bench dense --replicas K`: the cost of replicas, beside the same push with one.
 
-Two clusters of this host at once, one of a server and one of K servers with a copy of every row on
-each; acknowledged `sgd` pushes go to them by turns. The ceiling is the push to one replica. With
-two, beside it, what the copies and additions of such a push come to in bare processes, of which two
-share these cores with a third (`bare_chain.py`).
+Two clusters run on this host at once, one of a server and one of K servers with a copy of every row
+on each; acknowledged `sgd` pushes go to them by turns. The ceiling is the push to one replica. With
+two replicas of 64 MiB, the peer is the copies and additions of such a push in bare processes: two
+servers, which share these cores with their caller (`bare_chain.py`).
 """
 
 from __future__ import annotations

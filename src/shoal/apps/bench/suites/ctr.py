@@ -1,12 +1,13 @@
-"""`shoal bench ctr`: rows a second of a logistic regression, and how good models of clicks are.
+"""`shoal bench ctr`: rows a second of a logistic regression, and the quality of models of clicks.
 
     lr 1 worker, lr 2 workers   rows/s of `shoal train ctr` in batches of 256 rows, keys hashed
                                 to 16 bits. Ceiling: the same loop on tables of this process, in one
                                 thread, times the workers. Peer: scikit-learn's SGDClassifier in one
                                 process, `partial_fit` of the same batches
-    a9a log loss                of its test file, with L2 penalty 1. Ceiling and peer: the optimum,
-                                by scikit-learn's LogisticRegression with the same penalty
-    census AUC lr|fm|deepfm     of its test file. Peer: scikit-learn's LogisticRegression
+    a9a log loss                log loss on the test file, with L2 penalty 1. Ceiling and peer: the
+                                optimum, by scikit-learn's LogisticRegression with the same penalty
+    census AUC lr|fm|deepfm     AUC on the test file. Ceiling and peer: scikit-learn's
+                                LogisticRegression
 
 Rows are those of a data folder (SHOAL_DATA, libsvm/a9a.gz); without it a sample made from the seed,
 and only the first two.
@@ -42,8 +43,8 @@ A9A = ("libsvm/a9a.gz", "libsvm/a9a.t.gz")
 CENSUS = ("census/census_148d_train.dummy.gz", "census/census_148d_test.dummy.gz")
 WORKERS = (1, 2)
 BITS = 16
-ROWS = 256  # of a batch
-EPOCHS = 3  # the first is read from the file meanwhile
+ROWS = 256  # in a batch
+EPOCHS = 3  # the file is read during the first
 QUIET = Console(stderr=True, quiet=True)
 
 COUNT = len(WORKERS)
@@ -80,7 +81,7 @@ def _speed(spec: CtrSpec, batches: list[Batch], rounds: int) -> Row:
 
 
 def _alone(spec: CtrSpec, batches: list[Batch]) -> float:
-    """Seconds of one pass, without servers; the second pass is the one that counts."""
+    """Return the seconds of one pass without servers, the second of two."""
     table = TableSpec("linear", 0, (1,), kind="sparse", **linear_options(spec))
     shard, bias, seconds = SparseShard(table, KeyRange(0, SLOTS)), 0.0, 0.0
     for _ in range(2):
@@ -104,7 +105,7 @@ def _alone(spec: CtrSpec, batches: list[Batch]) -> float:
 
 
 def _matrix(batches: list[Batch], columns: int) -> tuple[Any, np.ndarray]:
-    """Batches as scikit-learn has them."""
+    """Convert batches to the matrix and labels that scikit-learn takes."""
     from scipy.sparse import csr_matrix
 
     counts = [np.diff(batch.offsets, append=len(batch.keys)) for batch in batches]
@@ -116,7 +117,7 @@ def _matrix(batches: list[Batch], columns: int) -> tuple[Any, np.ndarray]:
 
 
 def _sgd(batches: list[Batch]) -> float:
-    """Seconds that scikit-learn takes for one pass."""
+    """Return the seconds that scikit-learn takes for one pass."""
     from sklearn.linear_model import SGDClassifier
 
     pairs = [_matrix([batch], 1 << BITS) for batch in batches]
@@ -145,7 +146,7 @@ def _aucs(spec: CtrSpec, data: Path) -> Iterator[Row]:
 
 
 def _optimum(paths: Sequence[Path]) -> dict[str, float]:
-    """What scikit-learn's penalised optimum is worth on the test file."""
+    """Return the AUC and log loss of scikit-learn's penalised optimum on the test file."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import log_loss, roc_auc_score
 

@@ -8,9 +8,9 @@ each pull follows a push, so that it fetches rows that have changed. The tables 
     local, 1 MiB    beside a bare hand-off: one process copies into shared memory, another one out
     tcp             beside a bare socket
 
-Peers hold the rows in a process of theirs, and apply the update too: over tcp gloo's `send` and
-`recv`, local a Ray actor (where the `bench` extra is installed). They are measured after ours, for
-Ray's processes are never idle.
+Peers hold the rows in another process, and apply the update, too: over tcp gloo's `send` and
+`recv`, local a Ray actor (where the `bench` extra is installed). They are measured after ours,
+because Ray's processes are never idle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec
 
 MIB = 1 << 20
-CALLS = {1: 50, 64: 3}  # a batch, by MiB
+CALLS = {1: 50, 64: 3}  # in a batch, by MiB
 BUFFERS = 4
 WARM_UP = 6
 PEERS = {"local": "Ray actor", "tcp": "gloo"}
@@ -58,7 +58,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 
 
 def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> Iterator[Row]:
-    """A push's row and a pull's: a fresh cluster of one server, and the ceilings' processes."""
+    """Yield the rows of a push and a pull, with a fresh cluster of one server and the ceilings."""
     cores = os.sched_getaffinity(0)
     one = {min(cores)}
     table = table_of(size)
@@ -79,7 +79,7 @@ def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> Iterator[Ro
             theirs.append([batch for [batch] in bare])
         source = cycle(buffers)
         peer = gloo(engine, source, out) if scheme == "tcp" else ray_actor(source, out)
-        with peer as calls:  # none where it is not installed
+        with peer as calls:  # None where Ray is not installed
             peers = by_turns([(each, cores) for each in calls or ()], CALLS[size], rounds, WARM_UP)
     ceilings = list(zip(*theirs, strict=True))
     for at, (what, mine) in enumerate(zip(("push", "pull"), zip(*ours, strict=True), strict=True)):
@@ -89,13 +89,13 @@ def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> Iterator[Ro
 
 
 def table_of(size: int) -> TableSpec:
-    """A table of so many MiB."""
+    """Return a table of `size` MiB."""
     access = Access("sgd", {"lr": 1e-3})
     return TableSpec("bench", size * MIB // 4, access=access, nonfinite="allow")
 
 
 def _measure(client: Client, buffers: list[torch.Tensor], out: torch.Tensor, count: int) -> Batches:
-    """A batch of pushes and one of pulls, a pull after each push."""
+    """Measure a batch of pushes and one of pulls, with a pull after each push."""
     pushes, pulls = [], []
     for values in islice(cycle(buffers), count):
         pushes.append(timed(partial(client.blocking.push, "bench", values)))
@@ -111,7 +111,7 @@ def _ceilings(
     cores: set[int],
     partners: ExitStack,
 ) -> list[Call]:
-    """The calls beside ours: one for both rows, or one for each."""
+    """Return the calls of the ceilings: one for both rows, or one for each."""
     nbytes = out.nbytes
     if scheme == "tcp":
         there = Echo(engine, "there", True, nbytes, 1, cores)

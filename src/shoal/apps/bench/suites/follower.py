@@ -1,13 +1,13 @@
-"""`shoal bench follower`: what a process that scores rows costs the run that it follows.
+"""`shoal bench follower`: the cost of a process that scores rows to the run that it follows.
 
     training, followed   rows/s of `shoal train ctr` with two workers, while one process scores rows
                          with `shoal.ctr.Scorer` at the pace below. Ceiling: the same run alone
     scored               rows/s by that process, in batches of 100. Ceiling: the pace. p50 and p99
-                         are of a batch, from when it was due until it was scored, so that waiting
-                         for the batch before it counts
+                         are those of a batch, from when it was due until it was scored, with the
+                         wait for the batch before
 
 Rows are those of a data folder (SHOAL_DATA, libsvm/a9a.gz); without it a sample made from the seed.
-Both runs are made in turns, and figures are medians.
+The two kinds of run are made by turns, and figures are medians.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shoal.errors import ProcessDied
 from shoal.storage.run_folder import RunFolder
 
 PACE = 50_000  # rows/s
-ROWS = 100  # of a batch
+ROWS = 100  # in a batch
 TRAINED_ROWS = 2_500_000  # about twenty seconds on two cores
 SAMPLE_ROWS = 600_000  # of the sample
 START_S = 60.0
@@ -43,7 +43,9 @@ ROUNDS = 3
 class Followed(msgspec.Struct):
     """One run with a process that scores.
 
-    late:  seconds of each batch, from when it was due
+    trained:  the rows a second that the run has trained
+    scored:   the rows a second that the process has scored
+    late:     the seconds of each batch, from when it was due until it was scored
     """
 
     trained: float
@@ -80,7 +82,7 @@ def _begun(words: Sequence[str], folder: RunFolder, title: str) -> subprocess.Po
 
 
 def _ended(run: subprocess.Popen[str]) -> float:
-    """Rows a second of a run, once it has ended."""
+    """Return the rows a second of a run, once it has ended."""
     told, _ = run.communicate()
     if run.returncode:
         raise ProcessDied(f"`shoal train ctr` ended with status {run.returncode}; see its logs")
@@ -92,12 +94,14 @@ def _followed(
 ) -> Followed:
     run = _begun(words, folder, title)
     with run, Scorer(_under_way(folder, title, run)) as scorer:
-        scorer.score(batches[0])  # its tables are there, and its loops compiled
+        scorer.score(batches[0])  # wait for the tables, and compile the loops
         late: list[float] = []
         begin = time.perf_counter()
         while scorer.training:
             due = begin + len(late) * ROWS / PACE
-            time.sleep(max(due - time.perf_counter(), 0.0))  # an open load: it comes by the clock
+            time.sleep(
+                max(due - time.perf_counter(), 0.0)
+            )  # an open load: batches are due by the clock
             scorer.score(batches[len(late) % len(batches)])
             late.append(time.perf_counter() - due)
         seconds = time.perf_counter() - begin
@@ -106,7 +110,7 @@ def _followed(
 
 
 def _under_way(folder: RunFolder, title: str, run: subprocess.Popen[str]) -> Path:
-    """The folder of a run that has begun, once its scheduler listens."""
+    """Return the folder of a run that has begun, once its scheduler listens."""
     end = time.monotonic() + START_S
     while time.monotonic() < end and run.poll() is None:
         for found in folder.path.glob(f"{title}-*"):

@@ -1,9 +1,9 @@
-"""What growth of a sparse table costs: the longest wait, and memory.
+"""The cost of the growth of a sparse table: the longest wait, and memory.
 
-longest wait, growing   of pulls that make 10,000 rows each, until there are ten million of 16
-                        float32, and of pulls of 1,000 that are there, by turns. Ceiling: of the
-                        same pulls when nothing grows any more
-memory per row          by which the server's process has grown. Ceiling: a row and its key
+longest wait, growing   the longest of pulls that make 10,000 rows each, until there are ten million
+                        of 16 float32, and of pulls of 1,000 existing rows, by turns. Ceiling: the
+                        longest of the same pulls when the table grows no more
+memory per row          the growth of the server's process. Ceiling: a row and its key
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.tables.spec import TableSpec
 KEYS, KNOWN = 10_000, 1_000
 WIDTH = 16
 BATCHES = 1_000
-FEW = 100  # where less than LEAST_ROUNDS are asked for
+FEW = 100  # batches, where fewer than LEAST_ROUNDS are asked for
 LEAST_ROUNDS = 3
 SPEC = TableSpec("growing", 0, (WIDTH,), kind="sparse", init=Init("uniform"))
 
@@ -35,7 +35,7 @@ COUNT = 2
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     batches = BATCHES if rounds >= LEAST_ROUNDS else FEW
     with one_worker(folder, SPEC) as (engine, client):
-        _waits(client, range(1))  # what is loaded at the first call is no growth
+        _waits(client, range(1))  # the first call loads code, which is no growth
         server = engine.pid("server-0")
         before = _resident(server)
         growing = _waits(client, range(1, batches))
@@ -50,7 +50,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 
 
 def _waits(client: Client, batches: range) -> list[float]:
-    """Seconds of each pull: of a batch's rows, then of some that were there before it."""
+    """Return the seconds of each pull: of a batch's rows, then of some rows of earlier batches."""
     random = np.random.default_rng(0)
     out, some = torch.empty(KEYS, WIDTH), torch.empty(KNOWN, WIDTH)
     waits = []
@@ -65,6 +65,6 @@ def _waits(client: Client, batches: range) -> list[float]:
 
 
 def _resident(pid: int) -> int:
-    """Bytes of a process that are in memory."""
+    """Return the bytes of a process that are in memory."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in status if line.startswith("VmRSS")).split()[1]) * 1024

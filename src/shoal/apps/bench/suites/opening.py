@@ -1,12 +1,12 @@
-"""`shoal bench opening`: what a large table costs others while it is declared and trained.
+"""`shoal bench opening`: the cost of a large table to others while it is declared and trained.
 
 A table of 4 GB with normal values is declared on two servers, each of which has all of it. Another
 thread pulls 64 bytes of another table meanwhile. Then rounds of a table of 512 MB are merged,
 applied with Adam and replicated on two servers, while another process pulls 64 bytes.
 
 declare          values of a server a second; ceiling: numpy's generator in one thread
-longest pull     of 64 bytes meanwhile
-memory           the most that a server had beside before, over the table's size
+longest pull     the longest pull of 64 bytes meanwhile
+memory           the growth of a server's peak memory, over the table's size
 ... of rounds    the longest of these pulls, and the 99th percentile
 """
 
@@ -34,7 +34,7 @@ from shoal.tables.spec import Access, TableSpec
 
 VALUES, WIDTH = 1 << 30, 1024
 SERVERS = REPLICAS = 2
-DREW = 1 << 24  # by the peer
+DREW = 1 << 24  # values that the peer draws
 LONGEST_S, MEMORY = 0.1, 1.3
 COUNT = 5
 READERS = "readers"  # the group of the process that pulls
@@ -43,7 +43,7 @@ ROUNDS = 1
 
 
 def rows(folder: RunFolder, rounds: int, values: int = VALUES) -> Iterator[Row]:
-    """One round: it needs ten gigabytes."""
+    """Yield the rows of one round, whatever `rounds` is: it needs ten gigabytes."""
     del rounds
     drawn = np.empty(DREW, np.float32)
     generator = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def rows(folder: RunFolder, rounds: int, values: int = VALUES) -> Iterator[Row]:
 
 
 def _declared(client: Client, table: TableSpec) -> tuple[float, float]:
-    """Seconds of the longest pull of the small table, and of the declaration."""
+    """Declare a table; return the seconds of the longest pull meanwhile, and of the declaration."""
     into = torch.empty(16)
     longest, began = 0.0, time.perf_counter()
     with ThreadPoolExecutor(1) as threads:
@@ -82,7 +82,7 @@ def _declared(client: Client, table: TableSpec) -> tuple[float, float]:
 
 
 def _pulls_in_rounds(folder: RunFolder, small: TableSpec, values: int) -> dict[str, float]:
-    """Seconds that pulls of the small table take while a large one is trained."""
+    """Return the longest and 99th percentile pull of a small table while a large one is trained."""
     run = RunFolder.create(folder.path, "rounds")
     rows = values // WIDTH
     large = TableSpec("large", rows, (WIDTH,), access=Access("adam"), consistency=bsp())
@@ -118,7 +118,7 @@ def read_small(scheduler: str, folder: str, token: str) -> None:
 
 
 def _peak_bytes(pid: int) -> int:
-    """The most memory that a process has had."""
+    """Return the peak memory of a process in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     line = next(each for each in status.splitlines() if each.startswith("VmHWM"))
     return int(line.split()[1]) * 1024

@@ -1,13 +1,13 @@
-"""`shoal bench moving`: what a server that joins, and one that leaves, cost those who push.
+"""`shoal bench moving`: the cost of a server that joins, and of one that leaves, to a client.
 
-A client pushes and pulls at half the rate that it can, of a table that is sixteen megabytes. Then
-a server joins, and later another is told to leave. A half-second is counted as low where less than
+A client pushes and pulls rows of a table of sixteen megabytes, at half the rate that it can reach.
+Then a server joins, and later another is told to leave. A half-second counts as low if fewer than
 0.8 of the paced requests were done in it.
 
-low, a server joins   the longest time of low half-seconds in a row; likewise: one leaves
-failed requests       of all
-most over even        fragments of the server that has most, beside an even share: then, and at the
-                      end
+low, a server joins   the longest time of low half-seconds in a row; likewise when a server leaves
+failed requests       the number of requests that failed
+most over even        the rows of the server with most rows, over an even share: after a server has
+                      joined, and after one has left
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ROUNDS = 1
 
 
 def rows(folder: RunFolder, rounds: int, replicas: int = 1) -> Iterator[Row]:
-    """One round: it takes half a minute."""
+    """Yield the rows of one round, whatever `rounds` is: it takes half a minute."""
     del rounds
     spec = TableSpec(
         "bench",
@@ -73,7 +73,7 @@ def rows(folder: RunFolder, rounds: int, replicas: int = 1) -> Iterator[Row]:
 class Load:
     """Requests at half the rate at which they could be done.
 
-    failed: how many were not
+    failed: the number of requests that failed
     """
 
     def __init__(self, client: Client) -> None:
@@ -90,12 +90,12 @@ class Load:
         self.begin()
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Begin to count requests anew."""
         self.began = time.monotonic()
         self._done.clear()
 
     def go_on(self, seconds: float, enough: Callable[[View], bool] = lambda view: False) -> None:
-        """For so long, or until the view is such."""
+        """Send requests for `seconds`, or until the view is `enough`."""
         started, sent = time.monotonic(), 0
         while time.monotonic() < started + seconds and not enough(self._client.view):
             ahead = started + sent / self._rate - time.monotonic()
@@ -117,7 +117,7 @@ class Load:
         self._done.append(time.monotonic())
 
     def longest_low(self) -> float:
-        """Seconds of half-seconds in a row with less than 0.8 of the paced requests."""
+        """Return the longest time, in seconds, with less than 0.8 of the paced requests."""
         bins = Counter(int((at - self.began) / BIN_S) for at in self._done)
         longest = now = 0
         for number in range(int((self._done[-1] - self.began) / BIN_S)):
@@ -127,7 +127,7 @@ class Load:
 
 
 def _whole(view: View) -> bool:
-    """Whether nothing moves, and whoever is there has rows."""
+    """Return whether no rows move, and every server has rows."""
     placements = view.placements[0]
     holders = {rank for placement in placements for rank in placement.in_sync}
     return not any(placement.syncing_since for placement in placements) and len(holders) == len(

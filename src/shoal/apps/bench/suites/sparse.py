@@ -1,16 +1,16 @@
 """`shoal bench sparse`: pushes and pulls of rows by key, as models with huge embeddings make them.
 
 One server holds a million rows of 16 float32 with AdaGrad's state. Each call pushes updates of
-10,000 distinct keys and pulls the same rows; which keys those are follows Zipf's law. Beside it are
-the bare kernels in one process and one thread: look-up and AdaGrad, then look-up and gather.
+10,000 distinct keys and pulls the same rows; the keys follow Zipf's law. Beside it are the bare
+kernels in one process and one thread: look-up and AdaGrad, then look-up and gather.
 
-    push_pull 10k x 16                 two calls under way, as a worker has that prefetches
+    push_pull 10k x 16                 two calls under way, as in a worker that prefetches
     push_pull 10k x 16, one at a time  the next call begins when the last one has ended
     own method 10k x 16                the update alone, in this process, by a user's access method:
                                        AdaGrad with a decay and a count per row (`examples/
                                        own_method.py`); the ceiling is the built-in AdaGrad
 
-`growing.py` has two more.
+`growth.py` has two more rows.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 
 
 def fading(row: Any, state: Any, update: Any, lr: Any, decay: Any, eps: Any) -> None:
-    """A user's access method."""
+    """Apply AdaGrad with a decay and a count per row, as an access method of a user does."""
     width = row.size
     state[width] += 1
     for j in range(width):
@@ -77,7 +77,7 @@ def fading(row: Any, state: Any, update: Any, lr: Any, decay: Any, eps: Any) -> 
 
 
 def _own_method(batches: list[np.ndarray], rounds: int) -> Row:
-    """Updates by a user's method and by the built-in one, of records of the same memory."""
+    """Measure updates by a user's method and by the built-in one, of records in the same memory."""
     options: Options = {"lr": 0.1, "decay": 0.99, "eps": 1e-10}
     access_method("bench.fading", fading, state=lambda width: width + 1, options=options)
     own = replace(SPEC, access=Access("bench.fading"))
@@ -117,7 +117,7 @@ class Caller:
         self._client.blocking.push_pull("bench", updates, next(self._batches), out)
 
     def pipelined(self) -> None:
-        """Begin a batch; wait until less than two are under way."""
+        """Begin a batch, and wait until fewer than two are under way."""
         updates, out = next(self._buffers)
         keys = next(self._batches)
         self._under_way.append(self._client.push_pull("bench", updates, keys, out))
@@ -126,7 +126,7 @@ class Caller:
 
 
 class Bare:
-    """The kernels of a sparse shard, on one that is here."""
+    """The kernels of a sparse shard, called in this process."""
 
     def __init__(self, resident: np.ndarray, batches: list[np.ndarray]) -> None:
         self._batches = cycle(batches)
@@ -148,7 +148,7 @@ class Bare:
 
 
 def zipf_batches(resident: np.ndarray) -> list[np.ndarray]:
-    """Batches of distinct keys, drawn without replacement with weights 1 / rank."""
+    """Return batches of distinct keys, drawn without replacement with weights 1 / rank."""
     random = np.random.default_rng(1)
     weights = -np.log(np.arange(1, len(resident) + 1))
     chosen = []

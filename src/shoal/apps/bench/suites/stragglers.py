@@ -1,15 +1,16 @@
 """`shoal bench stragglers`: workers that are slow by turns, and one that always is.
 
-Four workers on one server, whose steps are 20 ms of waiting and one exchange: compute that waits,
-so that two cores can show it. First, at each step one worker that is drawn at random takes four
-times as long: who may be ahead by some clocks waits less for it (SSP, Ho et al. 2013). Then one
-worker always does, and staleness is soon used up: it helps to go on without it.
+Four workers use one server. Their steps are 20 ms of sleep, in place of compute so that two cores
+suffice, and one exchange. First, at each step one worker that is drawn at random takes four times
+as long: a worker that may be ahead by some clocks waits less for it (SSP, Ho et al. 2013). Then one
+worker always does, and staleness is soon used up: it helps to go on without that worker.
 
-idle, staleness S    the part of a worker's time that it waits for others; beside it, what the same
-                     draws come to where exchanges take no time
-SSP(8) over BSP      samples a second, by turns; likewise
+idle, staleness S    the part of a worker's time in which it waits for others. Ceiling: the same
+                     draws where exchanges take no time
+SSP(8) over BSP      samples a second, slow by turns; the ceiling likewise
 drop over wait       samples a second with one lasting straggler, from the beginning
-waited for it        ... and before it was dropped: what `shoal why` says of it, in part of the time
+waited for it        the part of the time in which others wait for that straggler, by `shoal why`,
+                     where it is not dropped
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ROUNDS = 1
 
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
-    """One round: it takes two minutes."""
+    """Yield the rows of one round, whatever `rounds` is: it takes two minutes."""
     del rounds
     ideal = {staleness: _ideal(staleness) for staleness in STALENESS}
     rates = {}
@@ -64,8 +65,8 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 
 
 def _ideal(staleness: int) -> tuple[float, float]:
-    """(steps a unit of time, part of it idle) where an exchange takes no time."""
-    ends = [[0.0] * WORKERS]  # of each step, by worker
+    """Return (steps a unit of time, idle part of the time) where an exchange takes no time."""
+    ends = [[0.0] * WORKERS]  # of each step, for each worker
     idle = 0.0
     for step in range(STEPS):
         allowed = max(ends[max(0, step - staleness)])
@@ -90,9 +91,11 @@ def _run(
     slow_workers: Literal["wait", "drop"] = "wait",
     said: dict[str, Any] | None = None,
 ) -> Sequence[dict[str, float]]:
-    """What each worker says of `steps`, by turns; or of `seconds`, with a lasting straggler.
+    """Return the results of workers that do `steps`, or work for `seconds`.
 
-    said: is filled with what `shoal why` says half-way
+    steps:   the number of steps, in which workers are slow by turns
+    seconds: the time to work with a lasting straggler
+    said:    the dictionary to fill with the answer of `shoal why` half-way
     """
     path = RunFolder.create(folder.path, "stragglers")
     with LocalEngine(path) as engine:
@@ -136,7 +139,7 @@ def run_worker(
         try:
             while done < steps or time.monotonic() < begin + seconds:
                 late = _slow_at(done) == rank if steps else rank == 0
-                time.sleep(STEP_S * (SLOW if late else 1))  # compute that waits
+                time.sleep(STEP_S * (SLOW if late else 1))  # in place of compute
                 asked = time.monotonic()
                 client.push_pull("w", ones, out=into_rows, advance=True).wait()
                 waited += time.monotonic() - asked

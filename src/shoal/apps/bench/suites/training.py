@@ -3,7 +3,7 @@
 The same network is trained by torch's DistributedDataParallel over gloo, by `allreduce` around our
 ring, by `p2p` between neighbours, and by `sync` through one server, by turns and from the same
 parameters and batches, so that their losses can be compared. All keep freed memory
-(`runtime.memory`). The ceiling is the same step without any exchange.
+(`node.memory`). The ceiling is the same step without any exchange.
 
     118k    784-128-128-10        (118,282 parameters)
     24.4M   784-4560-4560-10   (24,423,370 parameters)
@@ -48,14 +48,14 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 
 
 def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
-    """The other worker."""
+    """Run the other worker."""
     with second_of_two(scheduler, rendezvous) as (client, _):
         for size in SIZES:
             measured(client, size, rounds)
 
 
 def measured(client: Client, size: str, rounds: int) -> tuple[list[Trained], list[Batches]]:
-    """The step alone, DDP's, and each of our strategies': what was trained, and its batches."""
+    """Measure the step alone, DDP's and those of our strategies; return the sides and batches."""
     hidden, calls, warm_up = SIZES[size]
     sides = [
         Trained(client.rank, plain(network(hidden))),
@@ -89,7 +89,7 @@ class Trained:
 
 
 def network(hidden: int) -> nn.Module:
-    """The same for every side."""
+    """Return a new network, the same for every side."""
     torch.manual_seed(0)
     widths = (INPUTS, hidden, hidden, CLASSES)
     layers: list[nn.Module] = []
@@ -99,7 +99,7 @@ def network(hidden: int) -> nn.Module:
 
 
 def plain(module: nn.Module) -> Step:
-    """A step of torch's own."""
+    """Return a training step of torch alone."""
     optimizer = torch.optim.SGD(module.parameters(), lr=LR)
 
     def step(batch: tuple[Tensor, Tensor]) -> float:
@@ -133,5 +133,5 @@ def ours(client: Client, strategy: str, size: str, module: nn.Module) -> Step:
 
 
 def _gap(one: Trained, other: Trained) -> float:
-    """The largest difference of two sides' losses at the same step."""
+    """Return the largest difference between two sides' losses at the same step."""
     return max(abs(a - b) for a, b in zip(one.losses, other.losses, strict=True))

@@ -1,8 +1,8 @@
 """`shoal bench wire`: one exchange beside a bare socket.
 
-The ceiling's two processes have a core each, as those have that compute. A ping-pong that does
-nothing else is faster when both share one core, where nobody has to be woken up on another: that
-is `together`, beside the small exchanges.
+The ceiling's two processes have a core each, as processes that compute do. A ping-pong that does
+nothing else is faster when both processes share one core, where none has to be woken up on another
+core: that is `together`, beside the small exchanges.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.tables.spec import TableSpec
 
 SMALL = 64
 LARGE = 1 << 20
-CALLS = {SMALL: 400, LARGE: 50}  # a batch
+CALLS = {SMALL: 400, LARGE: 50}  # in a batch
 EXCHANGES = {"push_pull 64 B": (SMALL, SMALL), "push 1 MiB": (LARGE, 1), "pull 1 MiB": (1, LARGE)}
 
 COUNT = 2 * len(EXCHANGES)
@@ -34,7 +34,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 
 
 def _row(folder: RunFolder, scheme: str, what: str, rounds: int) -> Row:
-    """One row: a fresh cluster of one server, and echo processes for the ceiling."""
+    """Return one row, with a fresh cluster of one server and echo processes for the ceiling."""
     nbytes, reply = EXCHANGES[what]
     name, size, tcp = f"{what} {scheme}", max(nbytes, reply), scheme == "tcp"
     cores = os.sched_getaffinity(0)

@@ -4,7 +4,7 @@ The text is the novels of a data folder (SHOAL_DATA, text/novels_train.tar.gz), 
 made from the seed. Both train on the same words with the same parameters, gensim with as many
 threads as we have workers. The ceiling is our own loop in one thread and without an exchange, times
 the workers. Where the folder has text/eval, vectors of the whole text are compared as well: the
-mean and its standard error over as many seeds as there are rounds, gensim's on the same seeds.
+mean and its standard error over as many seeds as there are rounds, with the same seeds for gensim.
 `--rounds 5` takes half an hour on two cores.
 """
 
@@ -56,7 +56,7 @@ def rows(folder: RunFolder, rounds: int, data_dirs: Sequence[Path] = ()) -> Iter
 
 
 def beginning(corpus: Corpus, ids: int) -> Corpus:
-    """The first sentences of a text, of about `ids` words, with the whole one's vocabulary."""
+    """Return the first sentences of a text, of about `ids` words, with the text's vocabulary."""
     ends = np.flatnonzero(corpus.ids == BREAK) + 1
     some = corpus.ids[: ends[min(int(np.searchsorted(ends, ids)), len(ends) - 1)]]
     return Corpus(corpus.words, np.bincount(some[some >= 0], minlength=len(corpus.words)), some)
@@ -80,7 +80,7 @@ def _speed(spec: WordsSpec, corpus: Corpus, rounds: int) -> Row:
 
 
 def _quality(spec: WordsSpec, corpus: Corpus, folder: Path, seeds: int) -> Iterator[Row]:
-    """Rows of what vectors of the whole text are good for; the ceiling is the peer's best."""
+    """Yield rows of the quality of vectors of the whole text; the ceiling is the peer's best."""
     questions, pairs = folder / "questions-words.txt.gz", folder / "wordsim353.tsv.gz"
     kinds = (("analogies", "accuracy"), ("similarities", "spearman"))
     ours: dict[str, list[float]] = {name: [] for name, _ in kinds}
@@ -106,12 +106,12 @@ def _quality(spec: WordsSpec, corpus: Corpus, folder: Path, seeds: int) -> Itera
 
 
 def _standard_error(figures: Sequence[float]) -> float:
-    """Of their mean; 0 of fewer than two."""
+    """Return the standard error of the mean of figures; 0 for fewer than two."""
     return stdev(figures) / len(figures) ** 0.5 if len(figures) > 1 else 0.0
 
 
 def _alone(spec: WordsSpec, corpus: Corpus) -> float:
-    """Seconds a raw word of the bare loop, on some blocks."""
+    """Return the seconds a raw word of the bare loop, on some blocks."""
     random = np.random.default_rng(0)
     shape = (len(corpus.words), spec.dim)
     inputs, outputs = random.normal(0, 0.01, shape).astype(np.float32), np.zeros(shape, np.float32)
@@ -130,7 +130,7 @@ def _alone(spec: WordsSpec, corpus: Corpus) -> float:
 
 
 def _gensim(spec: WordsSpec, corpus: Corpus) -> tuple[float, Vectors | None]:
-    """Seconds that gensim trains with as many threads, and its vectors."""
+    """Return the seconds that gensim trains, and its vectors; (0.0, None) without gensim."""
     try:
         from gensim.models import Word2Vec
     except ImportError:

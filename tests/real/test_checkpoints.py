@@ -311,11 +311,11 @@ def test_a_worker_of_a_resumed_run_is_replaced_by_one_without_the_old_state(tmp_
     job = from_mapping({**given, **more, "max_steps": 4000})
     folder = RunFolder.create(tmp_path, "replaced")
     with LocalEngine(folder) as engine:
-        for task in tasks_of(job, engine, [], time(), passed=6):
+        for task in tasks_of(job, engine, [], time(), start_clock=6):
             engine.start(task)
         until(lambda: '"node":"worker-1","step":1500,' in folder.events.read_text())
         os.kill(engine.pid("worker-1"), signal.SIGKILL)
-        join_run(engine, job, "train", passed=6)
+        join_run(engine, job, "train", start_clock=6)
     [lost] = (each["t"] for each in read_events(folder.events) if each["kind"] == "lost")
     steps = load_run(folder.path).steps[1]
     after = [loss for t, loss in zip(steps["t"], steps["loss"], strict=True) if t > lost][:10]

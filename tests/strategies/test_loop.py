@@ -72,11 +72,11 @@ class Quiet:
     def epoch_done(self, *_): ...
 
 
-def run(periods, own, longest, passed=0, last_epochs=None):
+def run(periods, own, longest, start_clock=0, last_epochs=None):
     strategy = Counting(periods, longest, last_epochs)
-    strategy.clock = passed
+    strategy.clock = start_clock
     batches = Numbered(strategy, own)
-    program = train_program(strategy, None, batches, 3, 0, Quiet(), passed=passed, rounds=longest)
+    program = train_program(strategy, None, batches, 3, 0, Quiet(), start_clock=start_clock, rounds=longest)
     for _ in program:
         pass
     return strategy
@@ -95,7 +95,7 @@ PERIODS = {
 def test_a_resumed_run_takes_the_batches_after_its_clock(periods, own, longest):
     whole = run(PERIODS[periods], own, longest)
     for clock in range(1, whole.clock + 1):
-        resumed = run(PERIODS[periods], own, longest, passed=clock)
+        resumed = run(PERIODS[periods], own, longest, start_clock=clock)
         expected = [batch for at, batch in whole.taken if at >= clock]
         assert [batch for _, batch in resumed.taken] == expected, clock
 
@@ -104,7 +104,7 @@ def test_rounds_of_several_epochs():
     whole = run(PERIODS["every epoch"], 5, 5, last_epochs={1})
     assert len(whole.taken) == 15
     for clock in range(1, whole.clock + 1):
-        resumed = run(PERIODS["every epoch"], 5, 5, passed=clock, last_epochs={1})
+        resumed = run(PERIODS["every epoch"], 5, 5, start_clock=clock, last_epochs={1})
         assert [b for _, b in resumed.taken] == [b for at, b in whole.taken if at >= clock]
 
 

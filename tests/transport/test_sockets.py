@@ -24,11 +24,11 @@ def descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def send_each_with(sock, data, passed):
+def send_each_with(sock, data, start_clock):
     """Send the first bytes of a greeting with a descriptor each: the kernel drops a second one."""
-    for number, descriptor in enumerate(passed):
+    for number, descriptor in enumerate(start_clock):
         socket.send_fds(sock, [data[number : number + 1]], [descriptor])
-    sock.sendall(data[len(passed) :])
+    sock.sendall(data[len(start_clock) :])
 
 
 class Door:
@@ -45,12 +45,12 @@ class Door:
         there = End(self.listener.accept())
         return caller, there, message_of(caller.recv(1000))
 
-    def greet_with(self, *passed):
+    def greet_with(self, *start_clock):
         """Say hello with descriptors; whatever the listener raises."""
         caller, there, asked = self.knock()
-        send_each_with(caller, encode(hello(CALLER, asked)), passed)
+        send_each_with(caller, encode(hello(CALLER, asked)), start_clock)
         try:
-            for _ in range(len(passed) + 1):
+            for _ in range(len(start_clock) + 1):
                 there.receive()
         finally:
             there.connection.close()
@@ -68,11 +68,11 @@ def door(tmp_path):
 def test_a_caller_that_passes_anything_but_one_ring_is_refused(door, what):
     outlet, null = Outlet(), os.open(os.devnull, os.O_RDONLY)
     bad = ring_like(seals=0)
-    passed = {"unsealed memory": [bad], "a file": [null], "two rings": [outlet.fd, outlet.fd]}
+    start_clock = {"unsealed memory": [bad], "a file": [null], "two rings": [outlet.fd, outlet.fd]}
     before = descriptors()
     for _ in range(20):
         with pytest.raises((BadSharedMemory, HandshakeFailed)):
-            door.greet_with(*passed[what])
+            door.greet_with(*start_clock[what])
     assert descriptors() == before
     outlet.close()
     os.close(bad)
@@ -108,7 +108,7 @@ def test_without_a_ring_both_ends_use_the_socket(tmp_path, monkeypatch):
 def test_a_caller_refuses_a_listener_that_passes_other_than_one_ring(rings):
     """The first is what it sees that has no descriptor left."""
     outlet = Outlet()
-    passed = {"one that was announced": [], "two": [outlet.fd, outlet.fd]}[rings]
+    start_clock = {"one that was announced": [], "two": [outlet.fd, outlet.fd]}[rings]
     ours, theirs = socket.socketpair()
     asked = challenge(LISTENER)
 
@@ -117,7 +117,7 @@ def test_a_caller_refuses_a_listener_that_passes_other_than_one_ring(rings):
         data, descriptors = receive_with(theirs, 1000)
         os.close(descriptors[0])
         verdict = judge(LISTENER, asked, message_of(data), rings=True)
-        send_each_with(theirs, encode(verdict), passed)
+        send_each_with(theirs, encode(verdict), start_clock)
 
     with ThreadPoolExecutor(1) as threads:
         threads.submit(listen)

@@ -67,13 +67,13 @@ def run_script(
     how = msgspec.structs.replace(
         how, imports=tuple(map(importable, how.imports)), strategy=anywhere(how.strategy)
     )
-    passed = resumed_at(how.resume, how.resume_at, trust)
-    ledger = _ledger(how.resume, passed)
+    start_clock = resumed_at(how.resume, how.resume_at, trust)
+    ledger = _ledger(how.resume, start_clock)
     command = (str(script.resolve()), *args)
     started_at = time.time()
     folder = RunFolder.create(Path(how.out), how.title or script.stem, started_at)
-    before = job_of(Path(how.resume)) if passed else None
-    steps = before.steps_until(passed) if before is not None else ()
+    before = job_of(Path(how.resume)) if start_clock else None
+    steps = before.steps_until(start_clock) if before is not None else ()
     folder.write_job(
         dump_job(
             how,
@@ -83,14 +83,14 @@ def run_script(
             steps_before=[*map(list, steps)],
         )
     )
-    resumed = {**environment(how.resume, passed), "SHOAL_RESUMED_STEPS": json.dumps(steps)}
+    resumed = {**environment(how.resume, start_clock), "SHOAL_RESUMED_STEPS": json.dumps(steps)}
     with LocalEngine(folder) as engine:
         for task in run_tasks(
             engine,
             how,
             started_at,
-            init=begun_with(how.resume, passed),
-            passed=passed,
+            init=begun_with(how.resume, start_clock),
+            start_clock=start_clock,
             save=False,
             imports=how.imports,
             script=command,
@@ -190,12 +190,12 @@ def _words(command: Sequence[str], how: ScriptRun) -> str:
     return shlex.join([*options, *command])
 
 
-def _ledger(resume: str, passed: int) -> LedgerRecord | None:
+def _ledger(resume: str, start_clock: int) -> LedgerRecord | None:
     """Return the lease ledger as of the checkpoint, if the script took leases."""
     leases = RunFolder(Path(resume)).leases
-    if not passed or not leases.exists():
+    if not start_clock or not leases.exists():
         return None
-    record = read_lease_log(leases).as_of(passed)
+    record = read_lease_log(leases).as_of(start_clock)
     return record if record.batches else None
 
 
@@ -243,10 +243,10 @@ def become_worker(script: str, args: list[str], role: WorkerRole, trust: bool = 
     if role.group and role.resume:
         raise InvalidValue("--resume belongs to the first worker group, not to --group")
     check_settings(role)
-    passed = resumed_at(role.resume, role.resume_at, trust)
+    start_clock = resumed_at(role.resume, role.resume_at, trust)
     said = {name: value for name, value in variables_of(role).items() if value}
     said["SHOAL_ON_WORKER_LOSS"] = role.on_worker_loss
-    set_variables({**said, **environment(role.resume, passed)})
+    set_variables({**said, **environment(role.resume, start_clock)})
     given = msgspec.structs.asdict(role)
     for name in IN_VARIABLES:
         del given[name]

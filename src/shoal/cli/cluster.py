@@ -82,11 +82,11 @@ def scheduler(**options: Any) -> None:
     from shoal.engines.roles import run_scheduler
 
     role = converted(options, SchedulerRole)
-    if passed := resumed_at(role.resume, role.resume_at):
+    if start_clock := resumed_at(role.resume, role.resume_at):
         from shoal.storage.shard_files import SavedTables
 
-        saved = SavedTables(Path(begun_with(role.resume, passed)))
-        role = msgspec.structs.replace(role, fragment_rows=saved.fragment_rows, passed=passed)
+        saved = SavedTables(Path(begun_with(role.resume, start_clock)))
+        role = msgspec.structs.replace(role, fragment_rows=saved.fragment_rows, start_clock=start_clock)
     if role.slow_workers == "backup":
         raise click.UsageError(
             "--slow-workers backup starts a worker again, which a scheduler cannot: use `shoal run`"
@@ -108,12 +108,12 @@ def server(trust: bool, **options: Any) -> None:
     listen = role.listen
     if not listen and role.scheduler.startswith("unix://"):
         listen = f"{role.scheduler.removesuffix('.sock')}-server-{os.getpid()}.sock"
-    passed = resumed_at(role.resume, role.resume_at, trust)
+    start_clock = resumed_at(role.resume, role.resume_at, trust)
     role = msgspec.structs.replace(
         role,
         listen=listen or own_address(role.scheduler, role.interface),
-        init=begun_with(role.resume, passed),
-        passed=passed,
+        init=begun_with(role.resume, start_clock),
+        start_clock=start_clock,
     )
     run_server(**msgspec.structs.asdict(role))
 

@@ -88,7 +88,7 @@ def run_tasks(
     started_at: float,
     *,
     init: str = "",
-    passed: int = 0,
+    start_clock: int = 0,
     save: bool = True,
     preload: tuple[str, ...] = DENSE,
     imports: Sequence[str] = (),
@@ -100,7 +100,7 @@ def run_tasks(
     Over TCP they have a token, because other users of the machine can connect; a Unix socket is in
     a folder of this user.
 
-    init:     the folder of the shards that the tables begin with, after `passed` clocks
+    init:     the folder of the shards that the tables begin with, after `start_clock` clocks
     save:     whether the servers save their shards at the end
     preload:  the modules that servers and workers share
     imports:  the user's modules that servers import at their start
@@ -113,7 +113,7 @@ def run_tasks(
         "token": engine.token,
         "events": str(engine.folder.events),
         "started_at": started_at,
-        "passed": passed,
+        "start_clock": start_clock,
     }
     told: dict[str, Any] = {name: getattr(run, name) for name in ("workers", "servers", "replicas")}
     server = ServerRole(

@@ -139,16 +139,16 @@ def init(
             engine.stop()
         raise
     tables = frozenset(json.loads(env.get("SHOAL_RESUMED_TABLES", "[]")))
-    passed = _number(env, "SHOAL_RESUMED_AT", 0)
+    start_clock = _number(env, "SHOAL_RESUMED_AT", 0)
     before = frozenset(spec.name for spec in client.view.tables) if client.clock else frozenset()
     context = Context(
         client.rank,
         client.world_size if group else _world_size(client, env),
         client,
-        passed,
+        start_clock,
         tables,
         before,
-        began_at=passed + client.clock,
+        began_at=start_clock + client.clock,
         steps_before=tuple(map(tuple, json.loads(env.get("SHOAL_RESUMED_STEPS", "[]")))),
         on_worker_loss=on_worker_loss,
         run_dir=_run_dir(scheduler, env, client.run),

@@ -146,7 +146,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     slow_window_s:         the time over which waits for slow workers are added up
     leases:                the file for the lease log, next to the checkpoints
     fragment_rows:         the fragment sizes of the tables that this run begins with
-    ledger, passed:        the lease ledger of the run that this one continues, at clock `passed`
+    ledger, passed:        the lease ledger of the run that this one continues, at clock `start_clock`
     """
 
     listen: Annotated[str, option("Network", "address to listen on: tcp://HOST:PORT or unix:///PATH")]
@@ -172,7 +172,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     leases: str = ""
     fragment_rows: dict[str, int] = {}
     ledger: LedgerRecord | None = None
-    passed: int = 0
+    start_clock: int = 0
 
 
 class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -181,7 +181,7 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     script:       the user's script and its arguments; imported when a table names a method or a
                   handler that this server does not know
     save:         the folder for the server's shards when the run has ended in order
-    init:         the folder of the shards that tables begin with, after `passed` clocks
+    init:         the folder of the shards that tables begin with, after `start_clock` clocks
     checkpoints:  the folder for checkpoints, instead of that of the run in `out`
     """
 
@@ -207,7 +207,7 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     save: str = ""
     init: str = ""
     checkpoints: str = ""
-    passed: int = 0
+    start_clock: int = 0
 
     def __post_init__(self) -> None:
         check_memory(self.memory)

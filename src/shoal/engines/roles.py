@@ -89,7 +89,7 @@ def run_scheduler(**given: Any) -> None:
         alone_s=role.sole_replica_timeout_s,
         hang_s=role.hang_timeout_s,
         checkpoint_s=role.checkpoint_every_s,
-        passed=role.passed,
+        start_clock=role.start_clock,
         fragment_rows=role.fragment_rows,
         run=f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}",
     )
@@ -104,7 +104,7 @@ def run_scheduler(**given: Any) -> None:
     machine = restored(options, journal, role.ledger or LedgerRecord())
     leases = LeaseLogFile(Path(role.leases)) if role.leases else None
     if leases is not None and role.ledger and not machine.restarted:
-        leases.append(msgspec.json.encode(LedgerBegun(role.ledger, role.passed)))
+        leases.append(msgspec.json.encode(LedgerBegun(role.ledger, role.start_clock)))
     disk = Disk(journal, leases)
     me = Identity(SCHEDULER, "scheduler", token=role.token)
     node = Node(machine, me, disk=disk, on_note=lambda each: _note_of_scheduler(each, log))
@@ -240,7 +240,7 @@ def _checkpoint_writer(
     def origin() -> tuple[str, ViewId]:
         return session.run, session.view_id
 
-    return Writer(folder, role.passed, left_out, role.keep_checkpoints, origin=origin)
+    return Writer(folder, role.start_clock, left_out, role.keep_checkpoints, origin=origin)
 
 
 def _checkpoint_folder(role: ServerRole, session: Session) -> Path | None:

@@ -124,10 +124,10 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
             schedule = {"schedule": name, "schedule_total": max(1, updates)}
         return {"lr": lr, **schedule, **self.optimizer_options}
 
-    def strategy_options(self, updates: int, rank: int = 0, passed: int = 0) -> StrategyOptions:
+    def strategy_options(self, updates: int, rank: int = 0, start_clock: int = 0) -> StrategyOptions:
         """Return a worker's strategy options; the optimizer makes `updates` updates in all.
 
-        passed: the clocks of the run that this one continues
+        start_clock: the clocks of the run that this one continues
         """
         return StrategyOptions(
             Access(self.chosen_optimizer, self.access_options(updates)),
@@ -136,7 +136,7 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
             batch=float(self.worker_batch),
             workers=self.workers,
             rank=rank,
-            passed=passed,
+            start_clock=start_clock,
             redundancy=self.redundancy,
             settings=self.set,
         )

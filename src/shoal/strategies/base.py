@@ -97,7 +97,7 @@ class StrategyOptions:
             the numbers of the parameters without a gradient.
         workers: the number of workers.
         rank: the rank of this worker.
-        passed: the number of clocks of the run that this one continues.
+        start_clock: the number of clocks of the run that this one continues.
         redundancy: the number of workers that get each block of the data.
         nonfinite: the treatment of a push with a NaN or an infinity, as in `TableSpec`.
         settings: the settings of the strategy (`Strategy.Settings`), by name.
@@ -112,7 +112,7 @@ class StrategyOptions:
     update: Callable[[Numbers], object] | None = None
     workers: int = 1
     rank: int = 0
-    passed: int = 0
+    start_clock: int = 0
     redundancy: int = 1
     nonfinite: Literal["reject", "zero", "allow"] = "reject"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -234,7 +234,7 @@ class Strategy(ABC):
             rank: the worker's rank; -1 for one that never writes.
             clock: the clock at which the worker joins.
 
-        Without servers, in a run that continues another (`options.passed`), the model already has
+        Without servers, in a run that continues another (`options.start_clock`), the model already has
         the parameters that the worker of this rank had.
         """
 

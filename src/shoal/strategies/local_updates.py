@@ -96,7 +96,7 @@ class LocalUpdates(Strategy):
     @property
     def round(self) -> int:
         """The number of the present round, with those of the run that this one continues."""
-        return self.clock + self.options.passed
+        return self.clock + self.options.start_clock
 
     def outer(self) -> Access:
         """Return the outer optimizer, as the tables' access method."""

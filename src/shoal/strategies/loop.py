@@ -41,7 +41,7 @@ def train_program(
     hooks: Hooks,
     max_steps: int = 0,
     clock: int = 0,
-    passed: int = 0,
+    start_clock: int = 0,
     rounds: int = 0,
     before: int | None = None,
 ) -> Program:
@@ -61,18 +61,18 @@ def train_program(
         max_steps: the bound of the number of steps; 0 for no bound.
         clock: the clock at which this worker joins: it pulls the parameters, and skips the batches
             of earlier clocks.
-        passed: the clock of the checkpoint from which the run was resumed; the batches of earlier
+        start_clock: the clock of the checkpoint from which the run was resumed; the batches of earlier
             clocks are skipped as well.
         rounds: the number of batches per epoch of the worker that has most, if workers are in step.
         before: the number of this worker's batches that are done at that checkpoint, if workers are
-            not in step. None for the number that follows from `passed`.
+            not in step. None for the number that follows from `start_clock`.
 
     Returns:
         A generator of requests, which returns the number of steps, skipped ones included.
     """
     yield from _begin(strategy, model, rank, clock)
     step, enough = 0, False
-    skipped = _Skipped(strategy, _over(strategy, clock, passed, before), rounds)
+    skipped = _Skipped(strategy, _over(strategy, clock, start_clock, before), rounds)
     for epoch in range(epochs):
         skipped.begin_epoch(epoch)
         for batch in batches.epoch(epoch):
@@ -117,7 +117,7 @@ def leased_program(
     hooks: Hooks,
     max_steps: int = 0,
     clock: int = 0,
-    passed: int = 0,
+    start_clock: int = 0,
 ) -> Program:
     """Train a worker on the batches that the scheduler leases to it.
 
@@ -127,7 +127,7 @@ def leased_program(
     """
     yield from _begin(strategy, model, rank, clock)
     alone = all(spec.consistency.name == "asp" for spec in strategy.tables(model))
-    step, epoch = clock + passed, -1
+    step, epoch = clock + start_clock, -1
     while not max_steps or step < max_steps:
         lease = (yield TakeLease(epochs, len(batches), alone)).value
         if lease.over:
@@ -160,12 +160,12 @@ def _begin(strategy: Strategy, model: Model, rank: int, clock: int) -> Program:
     yield from strategy.begin(model, rank, clock)
 
 
-def _over(strategy: Strategy, clock: int, passed: int, before: int | None) -> int:
+def _over(strategy: Strategy, clock: int, start_clock: int, before: int | None) -> int:
     """Return the number of clocks to skip, or of batches if workers are not in step."""
     if strategy.traits.in_step:
-        return clock + passed
-    done = strategy.batches_at(passed)
-    since = strategy.batches_at(clock + passed) - done
+        return clock + start_clock
+    done = strategy.batches_at(start_clock)
+    since = strategy.batches_at(clock + start_clock) - done
     return since + (done if before is None else before)
 
 

@@ -95,7 +95,7 @@ class PeerToPeer(Strategy):
         return []
 
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
-        if not self.options.passed:
+        if not self.options.start_clock:
             yield from self.spread(model, rank == 0)
         self._inner.bind(model, model.grads)
         self._average = WeightedMean(model.wires)

@@ -121,7 +121,7 @@ class ServerStrategy(Strategy):
         except RoundClosed:  # others went on without this gradient
             outcome = yield Exchange(pulls=self._ops.pulls if self._ops else ())
         self.clock = outcome.clock
-        at = self.clock + self.options.passed if self.traits.skips_closed_rounds else -1
+        at = self.clock + self.options.start_clock if self.traits.skips_closed_rounds else -1
         return StepResult(loss, weight, outcome.round_weight, self._behind(outcome), at)
 
     def _behind(self, outcome: Outcome) -> int:

@@ -127,7 +127,7 @@ def test_without_checkpoint_s_no_view_is_proposed_for_a_checkpoint(rigs):
 @pytest.fixture
 def rig(rigs):
     """A scheduler with a server and two workers, incarnations 2 and 3."""
-    rig = rigs.SchedulerRig(passed=1000)
+    rig = rigs.SchedulerRig(start_clock=1000)
     rig.join("server-0", "worker-0", "worker-1")
     return rig
 

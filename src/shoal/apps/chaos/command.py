@@ -165,10 +165,10 @@ def _resumed(
     """Resume from the last checkpoint after all replicas of some rows were killed at once."""
     goes_on = msgspec.structs.replace(job, resume=str(folder.path))
     try:
-        passed = resumed_at(goes_on.resume, goes_on.resume_at)
+        start_clock = resumed_at(goes_on.resume, goes_on.resume_at)
     except DataMissing:  # the run had not reached its first checkpoint
-        goes_on, passed = job, 0
-    held = SavedShards(folder.checkpoint(passed)).merged(TABLE.name) if passed else None
+        goes_on, start_clock = job, 0
+    held = SavedShards(folder.checkpoint(start_clock)).merged(TABLE.name) if start_clock else None
     verdict = msgspec.structs.asdict(judge(folder.path / "writes", _times(held)))
     rolled_back = verdict.pop("acknowledged_lost")  # pushes after the checkpoint
     summary = run_job(goes_on, data_dirs, trust=trust)
@@ -176,7 +176,7 @@ def _resumed(
         "kills": sum(each.fault.what == "kill" for each in injected),
         "range_lost": lost.message,
         "ranges": list(lost.ranges),
-        "resumed_at": passed,
+        "resumed_at": start_clock,
         "rolled_back": rolled_back,
         **verdict,
         "accuracy": summary["accuracy"],

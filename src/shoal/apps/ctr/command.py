@@ -128,7 +128,7 @@ def run_ctr(
     """
     require("sklearn", METRICS)  # fail before the training, not after it
     started_at = time.time() if started_at is None else started_at
-    passed = resumed_at(spec.resume, spec.resume_at, trust)
+    start_clock = resumed_at(spec.resume, spec.resume_at, trust)
     doubts: list[str] = []
     if spec.train:
         source = Source(spec, spec.train)
@@ -142,8 +142,8 @@ def run_ctr(
     for path in filter(None, (spec.valid, spec.test)):
         check_alike(spec, path)
         check_trainable(spec, path)
-    if passed:
-        spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, passed))
+    if start_clock:
+        spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, start_clock))
     if spec.init:
         shard_files(Path(spec.init))
         if RunFolder(Path(spec.init)).job.exists():
@@ -156,7 +156,7 @@ def run_ctr(
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
     folder.write_job(job_text(spec))
     with LocalEngine(folder) as engine:
-        cluster = run_tasks(engine, spec, started_at, init=spec.init, passed=passed, preload=SPARSE)
+        cluster = run_tasks(engine, spec, started_at, init=spec.init, start_clock=start_clock, preload=SPARSE)
         workers = worker_tasks(
             engine,
             spec.workers,
@@ -164,7 +164,7 @@ def run_ctr(
             spec=msgspec.to_builtins(spec),
             started_at=started_at,
             threads=threads_of(spec.workers),
-            passed=passed,
+            start_clock=start_clock,
         )
         for task in (*cluster, *workers):
             engine.start(task)
@@ -172,7 +172,7 @@ def run_ctr(
             import sklearn.metrics  # noqa: F401  it takes a second, while the processes start
 
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
-        with watcher, resumable(engine, "train ctr", spec, passed=passed):
+        with watcher, resumable(engine, "train ctr", spec, start_clock=start_clock):
             engine.join(watcher.tick, policy=loss_policy(spec.servers, spec.replicas))
     summary = _summarise(spec, folder, started_at)
     summary["warnings"] += doubts

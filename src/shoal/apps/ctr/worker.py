@@ -39,12 +39,12 @@ def run_ctr_worker(
     folder: str,
     started_at: float,
     threads: int,
-    passed: int = 0,
+    start_clock: int = 0,
     token: str = "",
 ) -> None:
     """Join, train on this worker's batches, and write the results to the run's folder.
 
-    passed:  the clock of the checkpoint that the run continues from
+    start_clock:  the clock of the checkpoint that the run continues from
     """
     configure_log()
     keep_memory()
@@ -59,7 +59,7 @@ def run_ctr_worker(
         init_timeout_s=UNLIMITED_S,
     )
     with Client(scheduler, joining) as client:
-        trainer = Trainer(options, Context(rank, options.workers, client), log, passed)
+        trainer = Trainer(options, Context(rank, options.workers, client), log, start_clock)
         trainer.train()
         client.advance(last=True).wait()  # the others need not wait for this worker any more
         client.barrier("trained")
@@ -88,10 +88,10 @@ def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
 class Trainer:
     """One worker's rows, its model and its figures.
 
-    passed:  the number of steps to skip
+    start_clock:  the number of steps to skip
     """
 
-    def __init__(self, spec: CtrSpec, context: Context, log: EventLog, passed: int = 0) -> None:
+    def __init__(self, spec: CtrSpec, context: Context, log: EventLog, start_clock: int = 0) -> None:
         self._spec = spec
         self._context = context
         self._log = log
@@ -99,10 +99,10 @@ class Trainer:
         self._model = model_of(spec, context)
         self.progressive = Scores()
         self.valid: list[dict[str, Any]] = []  # figures after each epoch, of rank 0
-        self._passed = passed
+        self._start_clock = start_clock
         self._epochs = 0
         self._labels = Labels()
-        self._missed = passed
+        self._missed = start_clock
         self._rows = self._steps = self._scored_rows = 0
         self._seconds = 0.0
 
@@ -126,7 +126,7 @@ class Trainer:
                     continue
                 self._step(batch, following, epoch)
             self._epochs = max(self._epochs, epoch + 1)
-            if not epoch and self._passed and self._steps:
+            if not epoch and self._start_clock and self._steps:
                 self._begin_after(self._steps)
             if self._spec.valid and self._stops(epoch):
                 break
@@ -141,7 +141,7 @@ class Trainer:
         batches: the number of this worker's batches per epoch
         """
         before = self._spec.resume
-        done = min(self._passed, epochs_of(before) * batches)
+        done = min(self._start_clock, epochs_of(before) * batches)
         self._missed = max(done - batches, 0)
         self._epochs = max(self._epochs, -(-done // batches))
         if self._context.rank == 0:
@@ -188,7 +188,7 @@ class Trainer:
         return {
             "rows": self._rows,
             "steps": self._steps,
-            "clock": max(self._passed, self._steps),
+            "clock": max(self._start_clock, self._steps),
             "epochs": self._epochs,
             "read": self._labels.rows,
             "clicks": self._labels.clicks,

@@ -94,21 +94,21 @@ def run_job(
     started_at = time.time() if started_at is None else started_at
     check_job(job)
     job = job.resolved
-    passed = resumed_at(job.resume, job.resume_at, trust, job.keeps_states)
-    if passed:
-        check_continued(job, passed)
+    start_clock = resumed_at(job.resume, job.resume_at, trust, job.keeps_states)
+    if start_clock:
+        check_continued(job, start_clock)
     notes = check_inputs(job, data_dirs)
     folder = RunFolder.create(
         Path(job.out), job.title or Path(job.data).name.partition(".")[0], started_at
     )
     folder.write_job(dump_job(job))
     with engine_of(folder) as engine:
-        for task in tasks_of(job, engine, data_dirs, started_at, passed=passed):
+        for task in tasks_of(job, engine, data_dirs, started_at, start_clock=start_clock):
             engine.start(task)
         live = Live(console, folder.events, job.workers, job.epochs) if console else None
         with live or nullcontext():
             tick = live.tick if live else lambda: None
-            join_run(engine, job, "train", _words(job), tick, passed)
+            join_run(engine, job, "train", _words(job), tick, start_clock)
     write_tables(folder)
     summary = {**summarise(job, folder, started_at), "notes": notes}
     folder.write_summary(summary)
@@ -142,11 +142,11 @@ def tasks_of(
     data_dirs: Sequence[Path],
     started_at: float,
     more_workers: int = 0,
-    passed: int = 0,
+    start_clock: int = 0,
 ) -> list[Task]:
     """Return the tasks of a job's run, except for `more_workers` that the caller starts.
 
-    passed:  the clock of the checkpoint that the run continues from
+    start_clock:  the clock of the checkpoint that the run continues from
     """
     counts: dict[str, Any] = {"workers": job.workers + more_workers}
     if not job.uses_servers:
@@ -155,9 +155,9 @@ def tasks_of(
         engine,
         job,
         started_at,
-        init=begun_with(job.resume, passed) if job.uses_servers else "",
-        passed=passed,
-        ledger=_ledger(job, passed),
+        init=begun_with(job.resume, start_clock) if job.uses_servers else "",
+        start_clock=start_clock,
+        ledger=_ledger(job, start_clock),
         **job.policy,
         **counts,
     )
@@ -170,7 +170,7 @@ def tasks_of(
         data_dirs=[str(each) for each in data_dirs],
         rendezvous=f"file://{engine.sockets}/rendezvous",
         threads=threads_of(job.workers),
-        passed=passed,
+        start_clock=start_clock,
     )
 
 

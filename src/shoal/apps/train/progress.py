@@ -34,14 +34,14 @@ class Progress:
         client: Client | SimulatedClient,
         log: EventLog,
         states: WorkerStates | None = None,
-        passed: int = 0,
+        start_clock: int = 0,
         evaluates: bool = True,
     ) -> None:
         spec, dataset, strategy = setup.spec, setup.dataset, setup.strategy
         self._client = client
         self._states = states
         self._strategy = strategy
-        self._passed = self.clock = passed
+        self._start_clock = self.clock = start_clock
         self._learner = setup.model
         self._log = log
         self._batches = setup.batches
@@ -102,8 +102,8 @@ class Progress:
         """Update the clock, and write this worker's state if the clock has a checkpoint."""
         client, strategy = self._client, self._strategy
         clock = client.clock if strategy.traits.uses_servers else strategy.clock
-        if self._passed + clock != self.clock:
-            self.clock, self._since = self._passed + clock, 0
+        if self._start_clock + clock != self.clock:
+            self.clock, self._since = self._start_clock + clock, 0
         if self._states is not None:
             held = self._learner.module, strategy.state_dict
             self._states.reached(client.view, clock, *held, self._step)

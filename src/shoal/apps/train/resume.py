@@ -28,7 +28,7 @@ log = logging.getLogger("shoal")
 
 @contextmanager
 def resumable(
-    engine: LocalEngine, command: str, run: ResumableRun, words: str = "", passed: int = 0
+    engine: LocalEngine, command: str, run: ResumableRun, words: str = "", start_clock: int = 0
 ) -> Iterator[None]:
     """End all processes when rows or a process are lost, or on Ctrl-C, and say how to resume.
 
@@ -37,12 +37,12 @@ def resumable(
     command:  the command that resumes such runs
     words:    the options with which the command continues the earlier run again, if this run has no
               checkpoint yet
-    passed:   the clock of the checkpoint that the run continues from
+    start_clock:   the clock of the checkpoint that the run continues from
     """
     folder = engine.folder
     try:
         yield
-        save_end(run, folder, passed)
+        save_end(run, folder, start_clock)
         if said := without_checkpoint(run, folder):
             log.warning("%s", said)
     except RangeLost as lost:
@@ -101,7 +101,7 @@ def join_run(
     command: str,
     words: str = "",
     tick: Callable[[], None] = lambda: None,
-    passed: int = 0,
+    start_clock: int = 0,
 ) -> None:
     """Wait for a run's processes; its options say which of them may be lost.
 
@@ -109,7 +109,7 @@ def join_run(
     """
     sizes = run.servers, run.replicas, run.workers
     policy = loss_policy(*sizes, run.on_worker_loss, run.slow_workers)
-    with resumable(engine, command, run, words, passed):
+    with resumable(engine, command, run, words, start_clock):
         engine.join(tick, policy=policy)
 
 
@@ -135,7 +135,7 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bo
     return Checkpoints(RunFolder(Path(resume)).checkpoints, workers).choose(resume_at)
 
 
-def check_continued(job: JobSpec, passed: int) -> None:
+def check_continued(job: JobSpec, start_clock: int) -> None:
     """Refuse to continue a run whose checkpoint does not have what the job's workers need.
 
     The strategy of that run is not imported: the job may have another in its place.
@@ -145,7 +145,7 @@ def check_continued(job: JobSpec, passed: int) -> None:
             state of another optimizer or dtype
     """
     before = from_mapping(load_run_job(Path(job.resume)))
-    has_rows = Checkpoints(RunFolder(Path(job.resume)).checkpoints).has_rows(passed)
+    has_rows = Checkpoints(RunFolder(Path(job.resume)).checkpoints).has_rows(start_clock)
     where = {True: "on servers", False: "on workers"}
     had = f"{job.resume} was trained with strategy {before.strategy!r}"
     if has_rows != job.uses_servers or (not has_rows and before.strategy != job.strategy):
@@ -170,19 +170,19 @@ def check_continued(job: JobSpec, passed: int) -> None:
             )
 
 
-def save_end(run: ResumableRun, folder: RunFolder, passed: int) -> None:
+def save_end(run: ResumableRun, folder: RunFolder, start_clock: int) -> None:
     """Write a checkpoint of the end of a run that writes checkpoints, at its workers' last clock.
 
     A script's workers leave no clock: such a run has the checkpoints that it reached.
     """
-    if not run.saves and not passed:
+    if not run.saves and not start_clock:
         return
     try:
         results = folder.results(run.workers, ("clock",))
     except DataMissing:
         return
     clock = max(each["clock"] for each in results)
-    if passed and clock == passed:
+    if start_clock and clock == start_clock:
         log.warning(
             "nothing was left to train: %s had done all of it; give more epochs, or an earlier "
             "checkpoint with --resume-at",
@@ -236,19 +236,19 @@ def epochs_of(resume: str) -> int:
     return epochs
 
 
-def begun_with(resume: str, passed: int) -> str:
-    """Return the folder of the checkpoint at clock `passed`; "" at clock 0."""
-    return str(RunFolder(Path(resume)).checkpoint(passed).resolve()) if passed else ""
+def begun_with(resume: str, start_clock: int) -> str:
+    """Return the folder of the checkpoint at clock `start_clock`; "" at clock 0."""
+    return str(RunFolder(Path(resume)).checkpoint(start_clock).resolve()) if start_clock else ""
 
 
-def tables_of(resume: str, passed: int) -> list[str]:
+def tables_of(resume: str, start_clock: int) -> list[str]:
     """Return the names of the tables that a checkpoint has; none at clock 0."""
-    if not passed:
+    if not start_clock:
         return []
-    return list(SavedTables(Path(begun_with(resume, passed))).specs)
+    return list(SavedTables(Path(begun_with(resume, start_clock))).specs)
 
 
-def environment(resume: str, passed: int) -> Mapping[str, str]:
+def environment(resume: str, start_clock: int) -> Mapping[str, str]:
     """Return the variables that tell `shoal.init()` which checkpoint the run continues from."""
-    tables = json.dumps(tables_of(resume, passed))
-    return {"SHOAL_RESUMED_AT": str(passed), "SHOAL_RESUMED_TABLES": tables}
+    tables = json.dumps(tables_of(resume, start_clock))
+    return {"SHOAL_RESUMED_AT": str(start_clock), "SHOAL_RESUMED_TABLES": tables}

@@ -48,10 +48,10 @@ class WorkerSetup:
         return JobBatches(self.spec, self.dataset, np.arange(len(self.dataset.train_y)), 0)
 
 
-def set_up(spec: JobSpec, dataset: Dataset, rank: int, passed: int = 0) -> WorkerSetup:
+def set_up(spec: JobSpec, dataset: Dataset, rank: int, start_clock: int = 0) -> WorkerSetup:
     """Return the setup of a worker of a job.
 
-    passed: the clock of the checkpoint that the run continues from
+    start_clock: the clock of the checkpoint that the run continues from
     """
     splits = splits_of(spec, dataset)
     check_steps(spec, splits)
@@ -60,7 +60,7 @@ def set_up(spec: JobSpec, dataset: Dataset, rank: int, passed: int = 0) -> Worke
         spec,
         dataset,
         LossModel(build_model(spec, dataset), transform=dataset.transform),
-        kind(spec.strategy_options(updates_of(spec, splits, kind), rank, passed)),
+        kind(spec.strategy_options(updates_of(spec, splits, kind), rank, start_clock)),
         JobBatches(spec, dataset, splits[rank], rank),
         max(-(-len(each) // spec.worker_batch) for each in splits),
     )

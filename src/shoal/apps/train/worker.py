@@ -43,12 +43,12 @@ def run_worker(
     rendezvous: str,
     threads: int,
     token: str = "",
-    passed: int = 0,
+    start_clock: int = 0,
     watched: Callable[[Client, Progress, int], Hooks] = lambda client, hooks, steps: hooks,
 ) -> None:
     """Join the run, train, and write the results to the run's folder.
 
-    passed:   the clock of the checkpoint that the run continues from
+    start_clock:   the clock of the checkpoint that the run continues from
     watched:  the function that makes the hooks of the training loop from the client, this worker's
               progress and the number of its steps
     """
@@ -58,7 +58,7 @@ def run_worker(
     torch.set_num_threads(threads)
     torch.set_default_dtype(getattr(torch, spec.dtype))
     paths = RunFolder(Path(folder))
-    setup = set_up(spec, load_dataset(spec, [Path(each) for each in data_dirs]), rank, passed)
+    setup = set_up(spec, load_dataset(spec, [Path(each) for each in data_dirs]), rank, start_clock)
     strategy, learner = setup.strategy, setup.model
     options = ClientOptions(
         token=token,
@@ -74,22 +74,22 @@ def run_worker(
             client.collective = ProcessGroup(rank, spec.workers, rendezvous)
         clocks = CheckpointClocks(spec.checkpoint_every)
         alone, kept = not strategy.traits.uses_servers, spec.keep_checkpoints
-        states = WorkerStates(paths.checkpoints, rank, clocks, passed, alone, kept, client.run)
-        epochs_before = epochs_of(spec.resume) if passed else 0
-        done = _take_up(setup, rank, passed, epochs_before, client.clock) if passed else None
-        progress = Progress(setup, client, log, states, passed)
+        states = WorkerStates(paths.checkpoints, rank, clocks, start_clock, alone, kept, client.run)
+        epochs_before = epochs_of(spec.resume) if start_clock else 0
+        done = _take_up(setup, rank, start_clock, epochs_before, client.clock) if start_clock else None
+        progress = Progress(setup, client, log, states, start_clock)
         progress.begin(rank)
         steps = spec.epochs * len(setup.batches)
         hooks = watched(client, progress, min(steps, spec.max_steps or steps))
-        first = rank if not passed or alone else -1  # the servers have the parameters
+        first = rank if not start_clock or alone else -1  # the servers have the parameters
         begun = hooks, spec.max_steps, client.clock
         if spec.on_worker_loss == "reassign":
             program = leased_program(
-                strategy, learner, setup.everything, spec.epochs, first, *begun, passed
+                strategy, learner, setup.everything, spec.epochs, first, *begun, start_clock
             )
         else:
             own = (strategy, learner, setup.batches, spec.epochs, first)
-            program = train_program(*own, *begun, passed, setup.rounds, done)
+            program = train_program(*own, *begun, start_clock, setup.rounds, done)
         steps = client.drive(program)
         result = progress.finish(steps)
         result["clock"] = progress.clock
@@ -106,7 +106,7 @@ def run_worker(
     log.close()
 
 
-def _take_up(setup: WorkerSetup, rank: int, passed: int, epochs_before: int, clock: int) -> int:
+def _take_up(setup: WorkerSetup, rank: int, start_clock: int, epochs_before: int, clock: int) -> int:
     """Load the state of a checkpoint; return the number of batches that this worker had done.
 
     clock:  the clock at which this worker joins; after clock 0 the strategy takes its state from
@@ -115,10 +115,10 @@ def _take_up(setup: WorkerSetup, rank: int, passed: int, epochs_before: int, clo
     spec, strategy = setup.spec, setup.strategy
     resumed = RunFolder(Path(spec.resume)).checkpoints
     states = WorkerStates(resumed, rank, CheckpointClocks(), alone=not strategy.traits.uses_servers)
-    state = states.take_up(passed, setup.model.module)
+    state = states.take_up(start_clock, setup.model.module)
     if state is None:
         log_to.info(
-            "checkpoint %d has no random state of this worker: it begins with a new one", passed
+            "checkpoint %d has no random state of this worker: it begins with a new one", start_clock
         )
     elif not clock:
         try:
@@ -131,4 +131,4 @@ def _take_up(setup: WorkerSetup, rank: int, passed: int, epochs_before: int, clo
             ) from None
     if states.step >= 0:
         return states.step
-    return min(strategy.batches_at(passed), epochs_before * len(setup.batches))
+    return min(strategy.batches_at(start_clock), epochs_before * len(setup.batches))

@@ -134,7 +134,7 @@ def run_words(
         ShoalError: the error of a process of the run
     """
     started_at = time.time() if started_at is None else started_at
-    passed = resumed_at(spec.resume, spec.resume_at, trust)
+    start_clock = resumed_at(spec.resume, spec.resume_at, trust)
     if spec.analogies:
         deque(questions_in(Path(spec.analogies)), maxlen=0)
     if spec.similarities:
@@ -152,7 +152,7 @@ def run_words(
         )
     for line in told(corpus):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if passed and corpus.words != read_text(Path(spec.resume) / VOCABULARY).splitlines():
+    if start_clock and corpus.words != read_text(Path(spec.resume) / VOCABULARY).splitlines():
         raise InvalidValue(f"{spec.resume} was trained on another text: its vocabulary differs")
     folder = RunFolder.create(Path(spec.out), spec.title or f"word2vec-{spec.model}", started_at)
     folder.write_job(dump_job(spec, APPLICATION))
@@ -160,8 +160,8 @@ def run_words(
     with LocalEngine(folder) as engine:
         saved = engine.sockets / "corpus.npz"  # deleted with the run's sockets
         corpus.save(saved)
-        begun = begun_with(spec.resume, passed)
-        cluster = run_tasks(engine, spec, started_at, init=begun, passed=passed, preload=SPARSE)
+        begun = begun_with(spec.resume, start_clock)
+        cluster = run_tasks(engine, spec, started_at, init=begun, start_clock=start_clock, preload=SPARSE)
         workers = worker_tasks(
             engine,
             spec.workers,
@@ -169,12 +169,12 @@ def run_words(
             spec=msgspec.to_builtins(spec),
             started_at=started_at,
             corpus=str(saved),
-            passed=passed,
+            start_clock=start_clock,
         )
         for task in (*cluster, *workers):
             engine.start(task)
         watcher = Live(console, folder.events, spec.workers, spec.epochs)
-        with watcher, resumable(engine, "train word2vec", spec, passed=passed):
+        with watcher, resumable(engine, "train word2vec", spec, start_clock=start_clock):
             engine.join(watcher.tick, policy=loss_policy(spec.servers, spec.replicas))
     summary = _summarise(spec, corpus, folder, started_at)
     folder.write_summary(summary)

@@ -55,12 +55,12 @@ def run_words_worker(
     folder: str,
     started_at: float,
     corpus: str,
-    passed: int = 0,
+    start_clock: int = 0,
     token: str = "",
 ) -> None:
     """Join and train on this worker's share of the text; rank 0 writes the vectors.
 
-    passed:  the clock of the checkpoint that the run continues from: the number of finished blocks
+    start_clock:  the clock of the checkpoint that the run continues from: the number of finished blocks
     """
     configure_log()
     keep_memory()
@@ -78,7 +78,7 @@ def run_words_worker(
     with Client(scheduler, joining) as client:
         trainer = Trainer(options, client, ids[shares(ids, options.workers)[rank]], counts, log)
         client.barrier("ready")
-        trainer.train(passed)
+        trainer.train(start_clock)
         client.advance(last=True).wait()  # a checkpoint need not wait for this worker any more
         client.barrier("trained")
         result = trainer.figures()
@@ -153,25 +153,25 @@ class Trainer:
         self._words = self._seconds = 0.0
         self._clock = self._epochs = 0
 
-    def train(self, passed: int) -> None:
-        """Train for all epochs on this worker's text, block by block, without `passed` blocks."""
+    def train(self, start_clock: int) -> None:
+        """Train for all epochs on this worker's text, block by block, without `start_clock` blocks."""
         spec, size = self._spec, self._spec.block_words
         pieces = [self._ids[at : at + size] for at in range(0, len(self._ids), size)]
         self._log.write("begin", rank=self._client.rank, batches=len(pieces))
         every = max(1, len(pieces) // 50)
         begin = time.monotonic()
-        clock = passed
-        if passed:  # the clock exceeds this worker's blocks if another worker had more
-            passed = min(passed, epochs_of(spec.resume) * len(pieces))
+        clock = start_clock
+        if start_clock:  # the clock exceeds this worker's blocks if another worker had more
+            start_clock = min(start_clock, epochs_of(spec.resume) * len(pieces))
         turns = [
             (epoch, number)
             for epoch in range(spec.epochs)
             for number in self._order(epoch, len(pieces))
         ]
-        block = self._prepare(pieces, *turns[passed]) if passed < len(turns) else None
+        block = self._prepare(pieces, *turns[start_clock]) if start_clock < len(turns) else None
         if block is not None:
             self._exchange(None, (), block)
-        for at, (epoch, number) in enumerate(turns[passed:], passed):
+        for at, (epoch, number) in enumerate(turns[start_clock:], start_clock):
             assert block is not None
             lr = max(spec.min_lr, spec.lr * (1 - at / len(turns)))
             changes = self._train(block, lr, seed=at + (self._client.rank << 32))
@@ -186,7 +186,7 @@ class Trainer:
             block = following
         self._seconds = time.monotonic() - begin
         self._clock = max(clock, len(turns))
-        self._epochs = max(spec.epochs, -(-passed // max(len(pieces), 1)))
+        self._epochs = max(spec.epochs, -(-start_clock // max(len(pieces), 1)))
 
     def _order(self, epoch: int, pieces: int) -> list[int]:
         """Return a random order of the pieces of the text, the same for every run of this seed.

@@ -76,16 +76,16 @@ class CheckpointPlan:
     """The views that name a clock for a checkpoint: one per interval, and one after each request.
 
     every_s:  the seconds between two of these views; 0 for requests only
-    passed:   the clocks of the runs that this one continues
+    start_clock:   the clocks of the runs that this one continues
 
     A view names no new clock while the slowest worker has not passed the last one. The interval
     before the next view is then doubled, and a request is answered with the last clock.
     """
 
-    def __init__(self, every_s: float, passed: int = 0) -> None:
+    def __init__(self, every_s: float, start_clock: int = 0) -> None:
         self.at = inf
         self._every_s = every_s
-        self._passed = passed
+        self._start_clock = start_clock
         self._for_nothing = 1  # intervals to wait
         self._due = False
         self._requests: dict[Asked, Planned] = {}  # with the plan in the last view
@@ -158,7 +158,7 @@ class CheckpointPlan:
         for asked, planned in list(self._requests.items()):
             if planned is not None and planned[0] in view.checkpoint_clocks:
                 clock, folders = planned
-                saved_as = clock + self._passed
+                saved_as = clock + self._start_clock
                 self._close(asked, CheckpointPlanned(asked[1], clock, saved_as, folders), out)
 
     def _close(self, asked: Asked, answer: Message, out: Effects) -> None:

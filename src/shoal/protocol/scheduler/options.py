@@ -37,7 +37,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     slow_share:        the share of the last slow_s that others have waited for a worker, from which
                        on it is dropped; 0: never
     checkpoint_s:      the time between the checkpoints that views name; 0: none
-    passed:            the clocks of the runs that this one continues, for the names of checkpoints
+    start_clock:            the clocks of the runs that this one continues, for the names of checkpoints
     fragment_rows:     the fragment size of each table in the shards that servers begin with: update
                        counts are by fragment
     on_worker_loss:    the reaction to the loss of a worker of the first group: "stop": the run
@@ -66,7 +66,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     slow_share: float = 0.0
     slow_s: float = 5.0
     checkpoint_s: float = 0.0
-    passed: int = 0
+    start_clock: int = 0
     fragment_rows: Mapping[str, int] = {}
     run: str = ""
 

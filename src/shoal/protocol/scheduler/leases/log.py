@@ -14,10 +14,10 @@ from shoal.protocol.scheduler.leases.ledger import LEASE_MOST, Granted, LedgerRe
 
 
 class LedgerBegun(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The ledger that a run begins with, after `passed` clocks of the run that it continues."""
+    """The ledger that a run begins with, after `start_clock` clocks of the run that it continues."""
 
     record: LedgerRecord
-    passed: int
+    start_clock: int
 
 
 class LeaseGranted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -52,14 +52,14 @@ class LeaseLog:
     """
 
     def __init__(self, entries: Iterable[LogEntry]) -> None:
-        self._began, self._passed = LedgerRecord(), 0
+        self._began, self._start_clock = LedgerRecord(), 0
         self._leased: dict[tuple[int, int], tuple[int, int]] = {}  # by batch: incarnation, clock
         self._gone: dict[int, int] = {}
         self._latest: dict[int, Granted] = {}  # by incarnation
         for entry in entries:
             match entry:
-                case LedgerBegun(record, passed):
-                    self._began, self._passed = record, passed
+                case LedgerBegun(record, start_clock):
+                    self._began, self._start_clock = record, start_clock
                 case LeaseGranted(epochs, batches, granted):
                     if not self._began.epochs:
                         self._began = LedgerRecord(epochs, batches)
@@ -87,7 +87,7 @@ class LeaseLog:
         """
         began = self._began
         done_at = {
-            batch: self._passed + at
+            batch: self._start_clock + at
             for batch, (worker, at) in self._leased.items()
             if at < self._gone.get(worker, at + 1)
         }

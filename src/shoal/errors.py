@@ -1,4 +1,4 @@
-"""Every error that Shoal raises, by whose fault it is.
+"""The errors that Shoal raises, grouped by the side at fault.
 
     ShoalError
     ├── UsageError                 the caller's fault: a call, an option or a file is wrong

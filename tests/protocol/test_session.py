@@ -23,7 +23,9 @@ from shoal.protocol.requests import AbortRun, Cancel, FinishWork
 from shoal.protocol.session import Session
 from shoal.protocol.session_options import SessionOptions
 
-OPTIONS = SessionOptions(join_timeout_s=10, heartbeat_s=1, resend_s=0.5, silence_s=20, farewell_s=5)
+OPTIONS = SessionOptions(
+    join_timeout_s=10, heartbeat_s=1, resend_s=0.5, scheduler_timeout_s=20, farewell_s=5
+)
 
 
 class Talk:

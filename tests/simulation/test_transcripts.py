@@ -47,7 +47,12 @@ class Cluster:
         self.table = TableSpec("w", 4, merge="sum", fragment_rows=2, consistency=rule or asp())
         self.options = WorkerOptions(sync_timeout_s=sync_timeout_s, probe_s=0.2)
         options = SchedulerOptions(
-            servers, workers, elastic=elastic, silence_s=12.0, broken_s=0.05, join_timeout_s=2.0
+            servers,
+            workers,
+            elastic=elastic,
+            failure_timeout_s=12.0,
+            broken_s=0.05,
+            join_timeout_s=2.0,
         )
         self.world.add(SCHEDULER, SchedulerMachine(options))
         for rank in range(servers):
@@ -244,7 +249,7 @@ def scheduler_restarts():
         yield cluster.push(advance=True)
 
     def restart():
-        options = SchedulerOptions(1, 1, silence_s=12.0)
+        options = SchedulerOptions(1, 1, failure_timeout_s=12.0)
         disk = cluster.world.nodes[SCHEDULER].disk
         cluster.world.add(SCHEDULER, SchedulerMachine(options, disk.record))
 

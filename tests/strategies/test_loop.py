@@ -76,7 +76,9 @@ def run(periods, own, longest, start_clock=0, last_epochs=None):
     strategy = Counting(periods, longest, last_epochs)
     strategy.clock = start_clock
     batches = Numbered(strategy, own)
-    program = train_program(strategy, None, batches, 3, 0, Quiet(), start_clock=start_clock, rounds=longest)
+    program = train_program(
+        strategy, None, batches, 3, 0, Quiet(), start_clock=start_clock, rounds=longest
+    )
     for _ in program:
         pass
     return strategy

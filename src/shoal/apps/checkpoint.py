@@ -50,7 +50,7 @@ def save(
     if not isinstance(planned, CheckpointPlanned):
         raise JoinTimeout(f"no scheduler at {address} has answered within {patience_s:g} s")
     folders = [Path(folder) for _, folder in planned.folders]
-    seen = [each for each in folders if each.parents[1].is_dir()]  # it is made later itself
+    seen = [each for each in folders if each.parents[1].is_dir()]  # the run's folder is made later
     told(f"checkpoint {planned.saved_as}: waits for every worker to finish {planned.clock} clocks")
     complete = _wait(Checkpoints(seen[0]), planned, where, timeout_s) if seen else None
     places = {host: str(Checkpoints(Path(folder)).path(planned.saved_as))

@@ -59,7 +59,7 @@ def export(run: Path, form: str, out: Path | None) -> list[Path]:
 
 
 def _plain(name: str) -> str:
-    """Return a file's name for a table's, of which no character leads to another folder."""
+    """Return a table's name as that of a file, without characters that lead to another folder."""
     return re.sub(r"[^\w.-]+", "_", name).lstrip(".") or "table"
 
 

@@ -86,7 +86,9 @@ def scheduler(**options: Any) -> None:
         from shoal.storage.shard_files import SavedTables
 
         saved = SavedTables(Path(begun_with(role.resume, start_clock)))
-        role = msgspec.structs.replace(role, fragment_rows=saved.fragment_rows, start_clock=start_clock)
+        role = msgspec.structs.replace(
+            role, fragment_rows=saved.fragment_rows, start_clock=start_clock
+        )
     if role.slow_workers == "backup":
         raise click.UsageError(
             "--slow-workers backup starts a worker again, which a scheduler cannot: use `shoal run`"

@@ -19,7 +19,7 @@ from pathlib import Path
 log = logging.getLogger("shoal.engine")
 
 UNLIMITED_S = 1e9  # the time in which a process that is watched has to join
-SAY_S = 30.0  # time of the first report after the start; the time doubles for each later report
+SAY_S = 30.0  # before the first report; each later wait is twice the time since the start
 STACK_SIGNAL = signal.SIGRTMIN + 9
 STDERR = 2
 FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
@@ -34,7 +34,7 @@ def show_stack_on_signal() -> None:
 class Gathering:
     """The processes that have not joined.
 
-    log_of:  the log of a process, by name
+    log_of:  the function that returns the log of a process by its name
     """
 
     def __init__(self, log_of: Callable[[str], Path]) -> None:

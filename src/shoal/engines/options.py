@@ -146,7 +146,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     slow_window_s:         the time over which waits for slow workers are added up
     leases:                the file for the lease log, next to the checkpoints
     fragment_rows:         the fragment sizes of the tables that this run begins with
-    ledger, passed:        the lease ledger of the run that this one continues, at clock `start_clock`
+    ledger, start_clock:   the lease ledger of the run that this one continues, and its clock
     """
 
     listen: Annotated[str, option("Network", "address to listen on: tcp://HOST:PORT or unix:///PATH")]

@@ -70,29 +70,26 @@ NOTED = (
 )
 
 
+def _scheduler_options(role: SchedulerRole) -> SchedulerOptions:
+    """Return the options of a scheduler: those of its role, which have the same names."""
+    named = [each for each in SchedulerOptions.__struct_fields__ if hasattr(role, each)]
+    said: dict[str, Any] = {each: getattr(role, each) for each in named}
+    said["elastic"] = role.elastic or role.on_worker_loss == "replace"
+    if role.drop_after_s:
+        said |= {"slow_share": WITHOUT_A_BREAK, "slow_window_s": role.drop_after_s}
+    else:
+        said["slow_share"] = SLOW_SHARE[role.slow_workers]
+    run = f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
+    return SchedulerOptions(**said, run=run)
+
+
 def run_scheduler(**given: Any) -> None:
     """Run the scheduler until the run ends, and raise the error that ended it.
 
     given:  the fields of `SchedulerRole`
     """
     role = msgspec.convert(given, SchedulerRole)
-    options = SchedulerOptions(
-        role.servers,
-        role.workers,
-        join_timeout_s=role.join_timeout_s,
-        replicas=role.replicas,
-        elastic=role.elastic or role.on_worker_loss == "replace",
-        on_worker_loss=role.on_worker_loss,
-        slow_share=WITHOUT_A_BREAK if role.drop_after_s else SLOW_SHARE[role.slow_workers],
-        slow_s=role.drop_after_s or role.slow_window_s,
-        silence_s=role.failure_timeout_s,
-        alone_s=role.sole_replica_timeout_s,
-        hang_s=role.hang_timeout_s,
-        checkpoint_s=role.checkpoint_every_s,
-        start_clock=role.start_clock,
-        fragment_rows=role.fragment_rows,
-        run=f"{time.strftime('run-%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}",
-    )
+    options = _scheduler_options(role)
     if role.listen.startswith("unix://"):  # links within a host do not fail: a peer has ended
         options = msgspec.structs.replace(options, broken_s=BROKEN_HERE_S, same_host=True)
     check_options(options)

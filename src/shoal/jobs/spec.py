@@ -124,7 +124,9 @@ class JobSpec(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields
             schedule = {"schedule": name, "schedule_total": max(1, updates)}
         return {"lr": lr, **schedule, **self.optimizer_options}
 
-    def strategy_options(self, updates: int, rank: int = 0, start_clock: int = 0) -> StrategyOptions:
+    def strategy_options(
+        self, updates: int, rank: int = 0, start_clock: int = 0
+    ) -> StrategyOptions:
         """Return a worker's strategy options; the optimizer makes `updates` updates in all.
 
         start_clock: the clocks of the run that this one continues
@@ -242,7 +244,7 @@ def continued(
 
 
 def another_application(run: Path, job: Mapping[str, Any]) -> InvalidValue:
-    """Return the error for a run, with these values of its job, that another command continues."""
+    """Return the error for a run that another command has to continue, from its job's values."""
     whose = job.get("application", "")
     command = "shoal run" if whose == SCRIPT else f"shoal train {whose}".rstrip()
     how = f"{command} --resume {shlex.quote(str(run))}"

@@ -237,8 +237,10 @@ class Session:
             name = self.name if self.incarnation else self.role
             self.stop(out, JoinTimeout(self.options.too_late(name, self.incarnation > 0)))
             return
-        if self.view is not None and now >= self.silent_since + self.options.silence_s:
-            error = RunAborted(f"the scheduler has not answered for {self.options.silence_s:g} s")
+        if self.view is not None and now >= self.silent_since + self.options.scheduler_timeout_s:
+            error = RunAborted(
+                f"the scheduler has not answered for {self.options.scheduler_timeout_s:g} s"
+            )
             self.stop(out, error)
             return
         if now >= self.ends_by:
@@ -291,7 +293,7 @@ class Session:
     def _next_due(self) -> float:
         if self.ended:
             return inf
-        given_up_at = self.silent_since + self.options.silence_s
+        given_up_at = self.silent_since + self.options.scheduler_timeout_s
         limit = self._join_by if self.view is None else given_up_at
         return min(
             limit, self._again_at, self._questions.wakes_at(), self._farewell_at, self.ends_by

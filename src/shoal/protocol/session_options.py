@@ -12,7 +12,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
         join_timeout_s: the seconds to wait for the first view.
         heartbeat_s: the seconds between heartbeats.
         resend_s: the seconds between repetitions of an unanswered question to the scheduler.
-        silence_s: the seconds without any answer from the scheduler until the member ends.
+        scheduler_timeout_s: the seconds without an answer from the scheduler until a member ends.
         farewell_s: the same if only `Finish` is unanswered and the scheduler's host has closed the
             connection, because a scheduler that has ended the run does not answer; and for a server
             that was told to leave, whose rows will not be moved. Also the seconds that a server
@@ -29,7 +29,7 @@ class SessionOptions(msgspec.Struct, frozen=True):
     join_timeout_s: float = 60.0
     heartbeat_s: float = 1.0
     resend_s: float = 0.5
-    silence_s: float = 120.0
+    scheduler_timeout_s: float = 120.0
     farewell_s: float = 5.0
     recall_s: float = 0.1
     thaw_s: float = 3.0

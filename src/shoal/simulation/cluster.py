@@ -65,18 +65,18 @@ class SimulatedCluster:
             servers=plan.servers,
             workers=plan.workers,
             join_timeout_s=20.0,
-            silence_s=SILENCE_S,
+            failure_timeout_s=SILENCE_S,
             silence_most_s=12.0,
             broken_s=1.8,
-            alone_s=ALONE_S,
-            hang_s=HANG_S,
+            sole_replica_timeout_s=ALONE_S,
+            hang_timeout_s=HANG_S,
             elastic=plan.elastic,
             replicas=plan.replicas,
             drain_s=0.5,
             pause_s=0.5,
             slow_share=SLOW_SHARE if Random(plan.seed * 29 + 3).random() < DROPPING else 0.0,
-            slow_s=0.5,
-            checkpoint_s=plan.checkpoint_s,
+            slow_window_s=0.5,
+            checkpoint_every_s=plan.checkpoint_every_s,
         )
 
     def start(self) -> None:

@@ -35,7 +35,12 @@ HEAL_AT_S, HEAL_LATE_S = 6.0, 12.0
 EPOCHS, BATCHES = 2, 16  # of leased batches
 STAMP_ROWS, STAMP_FRAGMENT = 36, 3  # the table that shows torn pushes
 SESSION = SessionOptions(
-    join_timeout_s=60, heartbeat_s=0.3, resend_s=0.1, silence_s=60, farewell_s=3, thaw_s=0.3
+    join_timeout_s=60,
+    heartbeat_s=0.3,
+    resend_s=0.1,
+    scheduler_timeout_s=60,
+    farewell_s=3,
+    thaw_s=0.3,
 )
 WORKER = WorkerOptions(
     sync_timeout_s=4.0, probe_s=0.05, probe_max_s=0.4, behind_s=0.005, credit_bytes=200
@@ -78,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True):
     bounded: bool
     leased: bool
     save_every: int
-    checkpoint_s: float
+    checkpoint_every_s: float
     proves_death: bool
     guests: int
     guests_rule: Consistency
@@ -130,7 +135,7 @@ class Plan(msgspec.Struct, frozen=True):
             bounded=bounded,
             leased=leased,
             save_every=0 if by_time else SAVE_EVERY * (1 if rule.apply_at == "round_end" else 2),
-            checkpoint_s=CHECKPOINT_S * by_time,
+            checkpoint_every_s=CHECKPOINT_S * by_time,
             proves_death=Random(seed * 41 + 3).random() < PROVEN,
             guests=guests,
             guests_rule=aside.choice(rules),

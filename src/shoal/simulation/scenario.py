@@ -330,7 +330,7 @@ class Scenario:
         atomic = whole and (closes or not ledger.crashed)
         found = self._cuts.check(self.plan.incarnations, acknowledged, atomic)
         self.world.coverage["checkpoint" if closes else "checkpoint under ssp"] += found
-        if self.plan.checkpoint_s:
+        if self.plan.checkpoint_every_s:
             self.world.coverage["checkpoint by time"] += found
         if self.work.leased is not None and closes and atomic:
             log = self.world.nodes[SCHEDULER].disk.log

@@ -140,9 +140,9 @@ def simulate_training(
     scheduled = SchedulerOptions(
         servers,
         len(workers),
-        silence_s=LIMIT_S,  # what waits behind a large payload is no failure
+        failure_timeout_s=LIMIT_S,  # what waits behind a large payload is no failure
         silence_most_s=LIMIT_S,
-        alone_s=LIMIT_S,
+        sole_replica_timeout_s=LIMIT_S,
         replicas=replicas,
     )
     world.add(SCHEDULER, SchedulerMachine(scheduled))

@@ -234,8 +234,8 @@ class Strategy(ABC):
             rank: the worker's rank; -1 for one that never writes.
             clock: the clock at which the worker joins.
 
-        Without servers, in a run that continues another (`options.start_clock`), the model already has
-        the parameters that the worker of this rank had.
+        Without servers, in a run that continues another (`options.start_clock`), the model already
+        has the parameters that the worker of this rank had.
         """
 
     @abstractmethod

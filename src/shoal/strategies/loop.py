@@ -61,8 +61,8 @@ def train_program(
         max_steps: the bound of the number of steps; 0 for no bound.
         clock: the clock at which this worker joins: it pulls the parameters, and skips the batches
             of earlier clocks.
-        start_clock: the clock of the checkpoint from which the run was resumed; the batches of earlier
-            clocks are skipped as well.
+        start_clock: the clock of the checkpoint from which the run was resumed; the batches of
+            earlier clocks are skipped as well.
         rounds: the number of batches per epoch of the worker that has most, if workers are in step.
         before: the number of this worker's batches that are done at that checkpoint, if workers are
             not in step. None for the number that follows from `start_clock`.

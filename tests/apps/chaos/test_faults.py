@@ -144,7 +144,7 @@ def test_a_process_that_ends_as_it_goes_on_is_no_error(processes, clock, monkeyp
 def test_a_tenth_of_drawn_faults_is_longer_than_the_failure_timeout(count):
     drawn = draw_faults(count, Random(4))
     assert len(drawn) == count
-    lasting = [each for each in drawn if each.seconds > SchedulerOptions(0, 1).silence_s]
+    lasting = [each for each in drawn if each.seconds > SchedulerOptions(0, 1).failure_timeout_s]
     assert len(lasting) == -(-count // 10)
     assert {each.what for each in lasting} <= {*LASTING}
     assert drawn == draw_faults(count, Random(4))

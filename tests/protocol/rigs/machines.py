@@ -195,7 +195,7 @@ class SchedulerRig(Rig[SchedulerMachine]):
     """A scheduler of one server and two workers, and members that talk to it by name."""
 
     def __init__(self, journal: bytes | None = None, **more: Any) -> None:
-        asked = {"servers": 1, "workers": 2, "silence_s": 10, "broken_s": 2, **more}
+        asked = {"servers": 1, "workers": 2, "failure_timeout_s": 10, "broken_s": 2, **more}
         super().__init__(SchedulerMachine(SchedulerOptions(**asked), journal))
         self.journal = journal
 

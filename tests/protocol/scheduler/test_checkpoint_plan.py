@@ -79,7 +79,7 @@ def test_a_clock_that_workers_have_not_reached_is_kept_however_many_are_asked_fo
 
 
 def test_views_name_a_checkpoint_clock_every_checkpoint_s(rigs):
-    rig = rigs.SchedulerRig(checkpoint_s=5.0)
+    rig = rigs.SchedulerRig(checkpoint_every_s=5.0)
     rig.join("server-0", "worker-0", "worker-1")
     assert rig.view.checkpoint_clocks == ()
     rig.at(4.9)
@@ -100,7 +100,7 @@ def test_views_name_a_checkpoint_clock_every_checkpoint_s(rigs):
 
 def test_a_view_that_could_name_no_clock_is_made_less_often(rigs):
     """Workers take longer for a clock than from one checkpoint to the next."""
-    rig = rigs.SchedulerRig(checkpoint_s=1.0, silence_s=1000)
+    rig = rigs.SchedulerRig(checkpoint_every_s=1.0, failure_timeout_s=1000)
     rig.join("server-0", "worker-0", "worker-1")
     made = []
     for tenth in range(1, 300):

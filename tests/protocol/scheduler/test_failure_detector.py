@@ -17,7 +17,9 @@ from shoal.protocol.messages import (
 from shoal.protocol.scheduler.failure_detector import HALVES_S, LOOK_S, PATIENCE, FailureDetector
 from shoal.protocol.scheduler.options import SchedulerOptions
 
-OPTIONS = SchedulerOptions(servers=1, workers=1, silence_s=10.0, silence_most_s=40.0, broken_s=2.0)
+OPTIONS = SchedulerOptions(
+    servers=1, workers=1, failure_timeout_s=10.0, silence_most_s=40.0, broken_s=2.0
+)
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def detector():
 @pytest.fixture
 def cluster(rigs):
     """A server that has a table alone, and two workers."""
-    rig = rigs.SchedulerRig(alone_s=60.0)
+    rig = rigs.SchedulerRig(sole_replica_timeout_s=60.0)
     rig.join("server-0", "worker-0", "worker-1")
     return rig
 
@@ -52,20 +54,20 @@ def alive(rig, *nodes):
 
 def test_a_regular_member_has_the_lowest_limit(detector):
     beats(detector, *range(20))
-    assert detector.limit("a") == OPTIONS.silence_s
-    assert detector.wakes_at() == 19 + OPTIONS.silence_s - LOOK_S
+    assert detector.limit("a") == OPTIONS.failure_timeout_s
+    assert detector.wakes_at() == 19 + OPTIONS.failure_timeout_s - LOOK_S
 
 
 def test_a_late_heartbeat_raises_the_members_limit(detector):
     beats(detector, 0, 1, 2, 3, 11)  # seven seconds late
     assert detector.limit("a") > PATIENCE * 6
-    assert detector.silent(11 + 2 * OPTIONS.silence_s - 1) == []
+    assert detector.silent(11 + 2 * OPTIONS.failure_timeout_s - 1) == []
 
 
 def test_a_raised_limit_decays_with_regular_heartbeats(detector):
     beats(detector, 0, 1, 2, 3, 11)
     beats(detector, *range(12, 12 + int(4 * HALVES_S)))
-    assert detector.limit("a") == OPTIONS.silence_s
+    assert detector.limit("a") == OPTIONS.failure_timeout_s
 
 
 def test_a_limit_is_capped_at_silence_most(detector):
@@ -96,16 +98,16 @@ def test_a_member_whose_loop_is_busy_is_alive_as_long_as_its_process_says_so(det
     assert detector.busy(41.0) == [("a", "restore (shard.py:310)", 39.0)]
     process_beats(detector, [42], [8])
     assert detector.busy(42.0) == []
-    assert detector.limit("a") == OPTIONS.silence_s  # a busy loop is no late heartbeat
+    assert detector.limit("a") == OPTIONS.failure_timeout_s  # a busy loop is no late heartbeat
 
 
 def test_a_process_that_ends_with_its_loop_busy_is_dead_after_the_silence(detector):
     beats(detector, 0, 1)
     process_beats(detector, range(2, 30), [7] * 28, "restore (shard.py:310)")
     last = 29.0
-    assert detector.silent(last + OPTIONS.silence_s) == []
-    assert detector.silent(last + OPTIONS.silence_s + LOOK_S) == ["a"]
-    assert "not heard of for 10" in detector.how("a", last + OPTIONS.silence_s + LOOK_S)
+    assert detector.silent(last + OPTIONS.failure_timeout_s) == []
+    assert detector.silent(last + OPTIONS.failure_timeout_s + LOOK_S) == ["a"]
+    assert "not heard of for 10" in detector.how("a", last + OPTIONS.failure_timeout_s + LOOK_S)
 
 
 def test_a_member_whose_loop_makes_no_turn_for_the_hang_time_out_is_hung(detector):

@@ -107,7 +107,7 @@ def test_a_server_may_join_a_running_run_that_refuses_workers(make):
 
 
 def test_a_join_timeout_names_the_missing_members(make):
-    rig = make(join_timeout_s=60, silence_s=100)
+    rig = make(join_timeout_s=60, failure_timeout_s=100)
     rig.join("server-0", "worker-1")
     rig.at(60.0)
     reason = "missing after 60 s: 1 of 2 workers (worker-1)"
@@ -137,7 +137,7 @@ def test_a_member_lost_before_the_first_view_is_waited_for_again(make):
 
 
 def test_a_join_of_a_member_that_was_declared_dead_is_refused_once_there_is_a_view(make):
-    rig = make(silence_s=10)
+    rig = make(failure_timeout_s=10)
     rig.join("server-0", "worker-0", "worker-1", "server-1")
     former = rig.machine.view.member("server-1").incarnation
     rig.now = 5.0

@@ -90,7 +90,7 @@ def test_the_run_ends_whichever_record_is_the_last(rigs, case):
     options = rig.machine.options
     for record, sent in cuts(rig, sender, message):
         again = rigs.SchedulerRig(
-            record, servers=2, workers=options.workers, replicas=2, silence_s=10
+            record, servers=2, workers=options.workers, replicas=2, failure_timeout_s=10
         )
         again.at(0.0)
         told = [each for each in sent if isinstance(each, Send) and each.to == sender]
@@ -106,7 +106,7 @@ def test_a_group_ends_as_a_whole_whichever_record_is_the_last(rigs):
     for name in ("guest-0", "guest-1", "guest-2"):
         rig.guest(name, size=3)
     rig.promise()
-    options = {"servers": 2, "workers": 2, "replicas": 2, "silence_s": 10}
+    options = {"servers": 2, "workers": 2, "replicas": 2, "failure_timeout_s": 10}
     for record, sent in cuts(rig, "guest-0", Abort("it broke")):
         again = rigs.SchedulerRig(record, **options)
         again.at(0.0)

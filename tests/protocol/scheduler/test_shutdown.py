@@ -139,7 +139,7 @@ def test_a_server_that_does_not_confirm_the_end_has_taken_the_last_rows_with_it(
 @pytest.mark.parametrize("orderly", [True, False])
 def test_a_server_that_has_ended_with_status_0_needs_no_farewell(rigs, orderly):
     """Its own confirmation was lost: its rows are written all the same."""
-    rig = rigs.SchedulerRig(servers=1, alone_s=5.0)
+    rig = rigs.SchedulerRig(servers=1, sole_replica_timeout_s=5.0)
     for number, name in enumerate(("server-0", "worker-0", "worker-1"), 10):
         rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
     rig.promise()

@@ -48,7 +48,7 @@ def waited(rig, *totals):
 
 
 def test_a_worker_that_others_wait_for_most_of_the_window_is_dropped(make):
-    rig = make(slow_share=0.5, slow_s=4.0, elastic=True)
+    rig = make(slow_share=0.5, slow_window_s=4.0, elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, (0, 0), (0.1, 0.6), (0.2, 1.3), (0.3, 1.9))
     assert "worker-1" in rig.machine.members.by_id
@@ -63,7 +63,7 @@ def test_a_worker_that_others_wait_for_most_of_the_window_is_dropped(make):
 
 
 def test_a_worker_for_which_others_wait_without_a_break_is_dropped(make):
-    rig = make(slow_share=WITHOUT_A_BREAK, slow_s=4.0, elastic=True)
+    rig = make(slow_share=WITHOUT_A_BREAK, slow_window_s=4.0, elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, (0, 0), (0, 0.5), *((0, 0.5 + n) for n in range(1, 4)))
     assert "worker-1" in rig.machine.members.by_id
@@ -81,14 +81,14 @@ def test_a_worker_for_which_others_wait_without_a_break_is_dropped(make):
     ],
 )
 def test_a_worker_below_the_slow_share_is_not_dropped(make, options, totals):
-    rig = make(slow_s=4.0, **options)
+    rig = make(slow_window_s=4.0, **options)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, *totals)
     assert len(rig.machine.members.by_id) == 3
 
 
 def test_a_worker_that_has_finished_is_not_dropped(make):
-    rig = make(slow_share=0.5, slow_s=2.0)
+    rig = make(slow_share=0.5, slow_window_s=2.0)
     rig.join("server-0", "worker-0", "worker-1")
     rig.receive("worker-1", Finish(3))
     waited(rig, (0, 0), (0, 1), (0, 2), (0, 3))
@@ -96,14 +96,14 @@ def test_a_worker_that_has_finished_is_not_dropped(make):
 
 
 def test_no_worker_is_dropped_before_a_whole_window_has_passed(make):
-    rig = make(slow_share=0.5, slow_s=4.0)
+    rig = make(slow_share=0.5, slow_window_s=4.0)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, (0, 0), (0, 3), (0, 4))
     assert "worker-1" in rig.machine.members.by_id
 
 
 def test_no_worker_is_dropped_while_a_server_is_silent(make):
-    rig = make(servers=2, slow_share=0.5, slow_s=3.0)
+    rig = make(servers=2, slow_share=0.5, slow_window_s=3.0)
     rig.join("server-0", "server-1", "worker-0", "worker-1")
     told = [(0, n) for n in range(9)]
     for seconds in told:
@@ -118,7 +118,7 @@ def test_no_worker_is_dropped_while_a_server_is_silent(make):
 
 
 def test_status_has_each_workers_share_of_the_window(make):
-    rig = make(slow_s=4.0)
+    rig = make(slow_window_s=4.0)
     rig.join("server-0", "worker-0", "worker-1")
     waited(rig, (0, 0), (0, 1), (0, 2))
     rig.receive("somebody", StatusRequest())
@@ -129,7 +129,7 @@ def test_status_has_each_workers_share_of_the_window(make):
 
 
 def test_reports_are_bounded_and_of_workers_that_there_are(make):
-    rig = make(slow_share=0.5, slow_s=4.0, elastic=True)
+    rig = make(slow_share=0.5, slow_window_s=4.0, elastic=True)
     rig.join("server-0", "worker-0", "worker-1")
     for number in range(3 * REPORTS):
         rig.now += 0.001

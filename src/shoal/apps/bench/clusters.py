@@ -26,7 +26,10 @@ from shoal.tables.spec import TableSpec
 def one_worker(
     folder: RunFolder, table: TableSpec, servers: int = 1, **options: Any
 ) -> Iterator[tuple[LocalEngine, Client]]:
-    """Start a cluster with a table and be its only worker; `options` are as for `start_cluster`."""
+    """Start a cluster with a table, and join as its only worker.
+
+    options:  as for `start_cluster`
+    """
     with LocalEngine(folder) as engine:
         scheduler = start_cluster(engine, servers, 1, **options)
         with Client(scheduler, ClientOptions(token=engine.token)) as client:
@@ -39,7 +42,7 @@ def one_worker(
 def first_of_two(
     folder: RunFolder, servers: int, partner: str, rounds: int
 ) -> Iterator[tuple[LocalEngine, Client, ProcessGroup]]:
-    """Start a cluster and a process for rank 1, and be rank 0.
+    """Start a cluster and a process for rank 1, and join as rank 0.
 
     partner:  the entry of the other process, a function that uses `second_of_two`
     """
@@ -57,7 +60,7 @@ def first_of_two(
 
 @contextmanager
 def second_of_two(scheduler: str, rendezvous: str) -> Iterator[tuple[Client, ProcessGroup]]:
-    """Be rank 1, in a process of its own."""
+    """Join as rank 1, from a process of its own."""
     torch.set_num_threads(1)
     keep_memory()
     with Client(scheduler, ClientOptions(rank=1)) as client:

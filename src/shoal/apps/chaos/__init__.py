@@ -1,1 +1,1 @@
-"""`shoal chaos`: a job whose processes are killed, and proof of what became of every push."""
+"""`shoal chaos`: a job with faults in its processes, and the fate of every push."""

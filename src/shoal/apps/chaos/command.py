@@ -1,4 +1,4 @@
-"""`shoal chaos`: run a job twice, and the second time kill its processes one after the other."""
+"""`shoal chaos`: run a job twice, the second time with faults in its processes, one by one."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def draw_faults(count: int, random: Random) -> list[Fault]:
     drawn = [fault_of(name) for name in random.choices(DRAWN, k=count)]
     lasting = [name for name in DRAWN if fault_of(name).what in LASTING]
     for number in random.sample(range(count), -(-count // 10)):
-        seconds = SchedulerOptions(0, 1).silence_s + random.choice(BEYOND_S)
+        seconds = SchedulerOptions(0, 1).failure_timeout_s + random.choice(BEYOND_S)
         drawn[number] = fault_of(f"{random.choice(lasting)}:{seconds:.0f}s")
     return drawn
 
@@ -149,8 +149,12 @@ def _tuning(several_hosts: bool) -> dict[str, float]:
     """Return the seconds until a member that is silent, cut off or has exited counts as failed."""
     options = SchedulerOptions(0, 1)
     if several_hosts:
-        return {"failure_timeout_s": options.silence_s, "broken_s": options.broken_s}
-    return {"failure_timeout_s": options.silence_s, "broken_s": BROKEN_HERE_S, "exit_s": 0.0}
+        return {"failure_timeout_s": options.failure_timeout_s, "broken_s": options.broken_s}
+    return {
+        "failure_timeout_s": options.failure_timeout_s,
+        "broken_s": BROKEN_HERE_S,
+        "exit_s": 0.0,
+    }
 
 
 def _resumed(
@@ -230,7 +234,7 @@ def _report(
     undisturbed: dict[str, Any],
 ) -> dict[str, Any]:
     counts = Counter(str(each.fault) for each in injected)
-    failed_s = SchedulerOptions(0, 1).silence_s
+    failed_s = SchedulerOptions(0, 1).failure_timeout_s
     takeovers = [
         min(end for begin, end in probes if begin >= each.clock) - each.clock
         for each in injected

@@ -170,7 +170,7 @@ class FaultInjector:
                 self._whole = False
                 self._engine.running[name] = 0  # until its successor has started
                 os.kill(pid, SIGNALS[fault.what])
-                if fault.what == "exit" and fault.role == "server":  # the second ends it at once
+                if fault.what == "exit" and fault.role == "server":  # a second one ends it at once
                     time.sleep(HANDLED_S)
                     _interrupt(pid)
         return None
@@ -182,7 +182,7 @@ class FaultInjector:
                 os.kill(pid, signal.SIGCONT)
 
     def _seen(self, view: dict[str, Any]) -> None:
-        """Record a view: the cluster is whole if it has all members and all replicas of rows."""
+        """Record a view; with all members and all replicas of all rows the cluster is whole."""
         self._view = view
         last = self.injected[-1] if self.injected else None
         self._whole = view["whole"] and all(view[k] == n for k, n in self._sizes.items())

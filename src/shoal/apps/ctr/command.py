@@ -156,7 +156,9 @@ def run_ctr(
         spec = msgspec.structs.replace(spec, fields=_fields(spec))
     folder.write_job(job_text(spec))
     with LocalEngine(folder) as engine:
-        cluster = run_tasks(engine, spec, started_at, init=spec.init, start_clock=start_clock, preload=SPARSE)
+        cluster = run_tasks(
+            engine, spec, started_at, init=spec.init, start_clock=start_clock, preload=SPARSE
+        )
         workers = worker_tasks(
             engine,
             spec.workers,

@@ -91,7 +91,9 @@ class Trainer:
     start_clock:  the number of steps to skip
     """
 
-    def __init__(self, spec: CtrSpec, context: Context, log: EventLog, start_clock: int = 0) -> None:
+    def __init__(
+        self, spec: CtrSpec, context: Context, log: EventLog, start_clock: int = 0
+    ) -> None:
         self._spec = spec
         self._context = context
         self._log = log

@@ -18,7 +18,7 @@ models: Registry[Factory] = Registry("model")
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return a network inputs-128-128-classes with tanh (784-128-128-10 for MNIST)."""
+    """Return a network inputs-128-128-classes with tanh, which is 784-128-128-10 for MNIST."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(prod(shape), 128),
@@ -30,7 +30,7 @@ def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Return two convolutions and two linear layers for pictures (channels, height, width)."""
+    """Return two convolutions and two linear layers, for pictures (channels, height, width)."""
     if len(shape) == 2:
         shape = (1, *shape)
     if len(shape) != 3:

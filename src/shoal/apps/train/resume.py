@@ -105,7 +105,7 @@ def join_run(
 ) -> None:
     """Wait for a run's processes; its options say which of them may be lost.
 
-    command, words, passed: as in `resumable`
+    command, words, start_clock: as in `resumable`
     """
     sizes = run.servers, run.replicas, run.workers
     policy = loss_policy(*sizes, run.on_worker_loss, run.slow_workers)

@@ -76,7 +76,9 @@ def run_worker(
         alone, kept = not strategy.traits.uses_servers, spec.keep_checkpoints
         states = WorkerStates(paths.checkpoints, rank, clocks, start_clock, alone, kept, client.run)
         epochs_before = epochs_of(spec.resume) if start_clock else 0
-        done = _take_up(setup, rank, start_clock, epochs_before, client.clock) if start_clock else None
+        done = (
+            _take_up(setup, rank, start_clock, epochs_before, client.clock) if start_clock else None
+        )
         progress = Progress(setup, client, log, states, start_clock)
         progress.begin(rank)
         steps = spec.epochs * len(setup.batches)
@@ -106,7 +108,9 @@ def run_worker(
     log.close()
 
 
-def _take_up(setup: WorkerSetup, rank: int, start_clock: int, epochs_before: int, clock: int) -> int:
+def _take_up(
+    setup: WorkerSetup, rank: int, start_clock: int, epochs_before: int, clock: int
+) -> int:
     """Load the state of a checkpoint; return the number of batches that this worker had done.
 
     clock:  the clock at which this worker joins; after clock 0 the strategy takes its state from
@@ -118,7 +122,8 @@ def _take_up(setup: WorkerSetup, rank: int, start_clock: int, epochs_before: int
     state = states.take_up(start_clock, setup.model.module)
     if state is None:
         log_to.info(
-            "checkpoint %d has no random state of this worker: it begins with a new one", start_clock
+            "checkpoint %d has no random state of this worker: it begins with a new one",
+            start_clock,
         )
     elif not clock:
         try:

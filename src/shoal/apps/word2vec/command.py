@@ -161,7 +161,9 @@ def run_words(
         saved = engine.sockets / "corpus.npz"  # deleted with the run's sockets
         corpus.save(saved)
         begun = begun_with(spec.resume, start_clock)
-        cluster = run_tasks(engine, spec, started_at, init=begun, start_clock=start_clock, preload=SPARSE)
+        cluster = run_tasks(
+            engine, spec, started_at, init=begun, start_clock=start_clock, preload=SPARSE
+        )
         workers = worker_tasks(
             engine,
             spec.workers,

@@ -60,7 +60,7 @@ def run_words_worker(
 ) -> None:
     """Join and train on this worker's share of the text; rank 0 writes the vectors.
 
-    start_clock:  the clock of the checkpoint that the run continues from: the number of finished blocks
+    start_clock:  the clock of the checkpoint that the run continues from, in blocks
     """
     configure_log()
     keep_memory()
@@ -154,7 +154,7 @@ class Trainer:
         self._clock = self._epochs = 0
 
     def train(self, start_clock: int) -> None:
-        """Train for all epochs on this worker's text, block by block, without `start_clock` blocks."""
+        """Train for all epochs on this worker's text, without the first `start_clock` blocks."""
         spec, size = self._spec, self._spec.block_words
         pieces = [self._ids[at : at + size] for at in range(0, len(self._ids), size)]
         self._log.write("begin", rank=self._client.rank, batches=len(pieces))

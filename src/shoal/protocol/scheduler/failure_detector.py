@@ -106,13 +106,13 @@ class FailureDetector:
             self._lives(beat.node, heard, now)
 
     def _hung(self, heard: _Heard, now: float) -> bool:
-        return heard.turns >= 0 and now >= heard.turned_at + self._options.hang_s
+        return heard.turns >= 0 and now >= heard.turned_at + self._options.hang_timeout_s
 
     def _lives(self, node: NodeId, heard: _Heard, now: float) -> None:
         if self._isolated:
             self._isolated = False
             for each in self._heard.values():  # the others will be heard of as well
-                each.silent_at, each.suspected = now + self._options.silence_s, False
+                each.silent_at, each.suspected = now + self._options.failure_timeout_s, False
                 each.alone = False
         heard.at = now
         heard.suspected = heard.alone = False
@@ -125,7 +125,7 @@ class FailureDetector:
 
     def limit(self, node: NodeId) -> float:
         """Return the seconds of silence after which a member is declared dead."""
-        heard, least = self._heard[node], self._options.silence_s
+        heard, least = self._heard[node], self._options.failure_timeout_s
         most = max(least, self._options.silence_most_s)
         return min(max(least, heard.mean + PATIENCE * heard.late), most)
 
@@ -149,7 +149,7 @@ class FailureDetector:
         Without a proof of its death the rows of a sole replica are not abandoned so soon.
         """
         heard = self._heard[node]
-        until = heard.at + self._options.alone_s
+        until = heard.at + self._options.sole_replica_timeout_s
         if (heard.cut_off_at < inf and self._options.same_host) or now >= until:
             return False
         heard.alone, heard.suspected, heard.silent_at = True, False, until
@@ -177,7 +177,7 @@ class FailureDetector:
 
     def _hears_nobody(self, now: float) -> bool:
         """Return whether all members fell silent at once, and none of their connections broke."""
-        quiet_s = self._options.silence_s / 2
+        quiet_s = self._options.failure_timeout_s / 2
         all_quiet = all(
             now - each.at > quiet_s and each.cut_off_at == inf for each in self._heard.values()
         )

@@ -96,7 +96,7 @@ class SchedulerMachine:
         self._stragglers = Stragglers(options)
         self._shutdown = Shutdown(options, self._views.term)
         parts = self.members, self._views, self._barriers, self._stragglers, self._shutdown
-        self._tools = Tools(*parts, options.slow_s, self._lost)
+        self._tools = Tools(*parts, options.slow_window_s, self._lost)
         self._join_by = self._due = inf
         self._begun, self._reason, self._rows_lost = False, record.reason, record.rows_lost
         self._trace = EventTrace()

@@ -16,45 +16,47 @@ SLOW_SHARE: Mapping[str, float] = MappingProxyType({"wait": 0.0, "drop": 0.5, "b
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True):
-    """
-    servers, workers:  the numbers of members that make the cluster complete
-    join_timeout_s:    the time to wait for them
-    silence_s:         the silence after which a member counts as failed (--failure-timeout-s); more
-                       after late heartbeats (`FailureDetector`), at most silence_most_s
-    broken_s:          the silence after a broken connection, after which a member counts as failed
-    alone_s:           the silence after which a server with the sole replica of some rows counts as
-                       failed (--sole-replica-timeout-s), if its death is not proven
-    hang_s:            the time without a turn of a member's loop, outside of user code, after which
-                       it counts as failed though its process lives (--hang-timeout-s)
-    same_host:         whether all members are on this host, where a broken connection proves a
-                       death
-    resend_s:          the time between repetitions of an unanswered Freeze or End
-    drain_s:           the time for servers to drain before a view that moves rows; if it is too
-                       short, a view without moves is made, and the move is tried again after
-                       pause_s, or sooner if only late requests had prevented it
-    linger_s:          the time at the end for members to confirm it
-    replicas:          the number of servers that have a replica of each row, if there are as many
-    slow_share:        the share of the last slow_s that others have waited for a worker, from which
-                       on it is dropped; 0: never
-    checkpoint_s:      the time between the checkpoints that views name; 0: none
-    start_clock:            the clocks of the runs that this one continues, for the names of checkpoints
-    fragment_rows:     the fragment size of each table in the shards that servers begin with: update
-                       counts are by fragment
-    on_worker_loss:    the reaction to the loss of a worker of the first group: "stop": the run
-                       ends; "drop": it goes on; "replace": it goes on, and is not over before
-                       another worker has taken the place
-    elastic:           whether workers may join and leave during the run
-    run:               the name of the run, unless an earlier scheduler has given it one
+    """The options of a scheduler, which have the names of their flags.
+
+    Attributes:
+        servers, workers: the numbers of members that make the cluster complete.
+        join_timeout_s: the time to wait for them.
+        failure_timeout_s: the silence after which a member counts as failed; more after late
+            heartbeats (`FailureDetector`), at most `silence_most_s`.
+        broken_s: the silence after a broken connection, after which a member counts as failed.
+        sole_replica_timeout_s: the silence after which a server with the sole replica of some rows
+            counts as failed, if its death is not proven.
+        hang_timeout_s: the time without a turn of a member's loop, outside of user code, after
+            which it counts as failed though its process lives.
+        same_host: whether all members are on this host, where a broken connection proves a death.
+        resend_s: the time between repetitions of an unanswered Freeze or End.
+        drain_s: the time for servers to drain before a view that moves rows; if it is too short, a
+            view without moves is made, and the move is tried again after `pause_s`, or sooner if
+            only late requests had prevented it.
+        linger_s: the time at the end for members to confirm it.
+        elastic: whether workers may join and leave during the run.
+        on_worker_loss: the reaction to the loss of a worker of the first group: "stop": the run
+            ends; "drop": it goes on; "replace": it goes on, and is not over before another worker
+            has taken the place.
+        replicas: the number of servers that have a replica of each row, if there are as many.
+        slow_share: the share of the last `slow_window_s` that others have waited for a worker, from
+            which on it is dropped; 0: never.
+        checkpoint_every_s: the time between the checkpoints that views name; 0: none.
+        start_clock: the clock of the checkpoint that the run continues from, for the names of its
+            own.
+        fragment_rows: the fragment size of each table in the shards that servers begin with: update
+            counts are by fragment.
+        run: the name of the run, unless an earlier scheduler has given it one.
     """
 
     servers: int
     workers: int
     join_timeout_s: float = 120.0
-    silence_s: float = 10.0
+    failure_timeout_s: float = 10.0
     silence_most_s: float = 15.0  # less than workers wait for an answer
     broken_s: float = 3.0
-    alone_s: float = 15.0
-    hang_s: float = 60.0
+    sole_replica_timeout_s: float = 15.0
+    hang_timeout_s: float = 60.0
     same_host: bool = False
     resend_s: float = 0.25
     linger_s: float = 2.0
@@ -64,8 +66,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
     drain_s: float = 2.0
     pause_s: float = 10.0
     slow_share: float = 0.0
-    slow_s: float = 5.0
-    checkpoint_s: float = 0.0
+    slow_window_s: float = 5.0
+    checkpoint_every_s: float = 0.0
     start_clock: int = 0
     fragment_rows: Mapping[str, int] = {}
     run: str = ""

@@ -22,7 +22,8 @@ class Shutdown:
     """The servers that have not answered, and then the members that have not confirmed the end.
 
     The scheduler stops when all have confirmed it, or `linger_s` after the end. If rows would be
-    lost with servers that have not confirmed it, it stops `alone_s` later, with an error.
+    lost with servers that have not confirmed it, it stops `sole_replica_timeout_s` later, with an
+    error.
 
     asking:  whether all workers have finished, and the servers are asked
     """
@@ -32,7 +33,7 @@ class Shutdown:
         self._term = term  # it tells the questions of this start of the scheduler from earlier ones
         self._resend_s = options.resend_s
         self._linger_s = options.linger_s
-        self._alone_s = options.alone_s
+        self._sole_replica_timeout_s = options.sole_replica_timeout_s
         self._silent: list[NodeId] = []
         self._answered: dict[NodeId, ViewId] = {}
         self._leaving: dict[NodeId, None] = {}
@@ -88,7 +89,7 @@ class Shutdown:
     def say(self, now: float, out: Effects) -> None:
         """Repeat the end to members that have not confirmed it, or stop."""
         lost = self._lost_with(self._leaving) if now >= self._until and not self._error else ""
-        if lost and now >= self._until + self._alone_s:
+        if lost and now >= self._until + self._sole_replica_timeout_s:
             self._error = RangeLost(lost)
         if not self._leaving or (now >= self._until and (self._error or not lost)):
             self._again_at = self._until = inf

@@ -40,7 +40,7 @@ class Tools:
         barriers: Barriers,
         stragglers: Stragglers,
         shutdown: Shutdown,
-        slow_s: float,
+        slow_window_s: float,
         lost: Callable[[Sequence[NodeId], str, float, Effects], None],
     ) -> None:
         self._members = members
@@ -48,7 +48,7 @@ class Tools:
         self._barriers = barriers
         self._stragglers = stragglers
         self._shutdown = shutdown
-        self._slow_s = slow_s
+        self._slow_s = slow_window_s
         self._lost = lost
 
     def asked(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:

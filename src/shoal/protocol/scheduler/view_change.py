@@ -95,7 +95,7 @@ class ViewChange:
         self._over = False
         self._still_until = inf  # no shard migrates before, because a migration failed
         self._crowded: list[str] = []
-        self._checkpoints = CheckpointPlan(options.checkpoint_s, options.start_clock)
+        self._checkpoints = CheckpointPlan(options.checkpoint_every_s, options.start_clock)
 
     def begin(self, now: float) -> None:
         """Record the time when the scheduler starts."""

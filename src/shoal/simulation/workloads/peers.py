@@ -60,7 +60,9 @@ class PeersScenario(ABC):
             streams=streams,
         )
         self.world = world = World(seed, network, keep_lines)
-        scheduled = SchedulerOptions(servers=0, workers=workers, silence_s=6.0, broken_s=4.0)
+        scheduled = SchedulerOptions(
+            servers=0, workers=workers, failure_timeout_s=6.0, broken_s=4.0
+        )
         world.add(SCHEDULER, SchedulerMachine(scheduled))
         for index in range(workers):
             node = f"worker-{index}"

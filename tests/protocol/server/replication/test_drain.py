@@ -67,7 +67,9 @@ def rig(rigs):
             self.handle(Ticked())
             return {type(send.message) for send in self.sends(object)}
 
-    options = SchedulerOptions(servers=1, workers=1, silence_s=100.0, drain_s=2.0, pause_s=10.0)
+    options = SchedulerOptions(
+        servers=1, workers=1, failure_timeout_s=100.0, drain_s=2.0, pause_s=10.0
+    )
     rig = SchedulerRig(**asdict(options))
     rig.receive("server-0", Join("server-0", "server", "", ""))
     rig.receive("worker-0", Join("worker-0", "worker", "", ""))

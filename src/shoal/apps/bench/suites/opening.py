@@ -82,7 +82,7 @@ def _declared(client: Client, table: TableSpec) -> tuple[float, float]:
 
 
 def _pulls_in_rounds(folder: RunFolder, small: TableSpec, values: int) -> dict[str, float]:
-    """Return the longest and 99th percentile pull of a small table while a large one is trained."""
+    """Return the seconds of pulls of a small table while a large one trains: `longest`, `p99`."""
     run = RunFolder.create(folder.path, "rounds")
     rows = values // WIDTH
     large = TableSpec("large", rows, (WIDTH,), access=Access("adam"), consistency=bsp())

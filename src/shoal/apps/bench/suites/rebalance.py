@@ -117,7 +117,7 @@ class Load:
         self._done.append(time.monotonic())
 
     def longest_low(self) -> float:
-        """Return the longest time, in seconds, with less than 0.8 of the paced requests."""
+        """Return the longest time of low half-seconds in a row, in seconds."""
         bins = Counter(int((at - self.began) / BIN_S) for at in self._done)
         longest = now = 0
         for number in range(int((self._done[-1] - self.began) / BIN_S)):

@@ -86,7 +86,7 @@ def _own_method(batches: list[np.ndarray], rounds: int) -> Row:
     updates = torch.randn(KEYS, WIDTH).numpy()
     sides: list[Side] = []
     for spec in (own, SPEC):
-        method, places = row_method_of(spec), cycle(batches)  # keys of residents are their places
+        method, places = row_method_of(spec), cycle(batches)  # the keys serve as numbers of records
 
         def update(method: RowMethod = method, places: Iterator[np.ndarray] = places) -> None:
             method.apply(memory, next(places), updates, stride, 0, None)

@@ -14,7 +14,7 @@ from shoal.protocol.scheduler.leases.ledger import LEASE_MOST, Granted, LedgerRe
 
 
 class LedgerBegun(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The ledger that a run begins with, after `start_clock` clocks of the run that it continues."""
+    """The ledger that a run begins with, which continues another at `start_clock`."""
 
     record: LedgerRecord
     start_clock: int

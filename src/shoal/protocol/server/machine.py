@@ -297,7 +297,7 @@ class ServerMachine:
         """Return whether the run may not end: a view or a promised checkpoint is not here."""
         self.checkpointer.end(out)
         if self.session.view_id < message.view:
-            self.session.ask_for_view(out)
+            self.session.ask_for_view(message.view, out)
             return True
         return self.checkpointer.owes
 

@@ -220,7 +220,7 @@ class ShardOpening:
     def asked(self, message: OpenShards, out: Effects) -> None:
         """Open what is on a new list, smallest first, and say how far this server is."""
         if message.view > self._session.view_id:  # a shard may be taken by that view
-            self._session.ask_for_view(out)
+            self._session.ask_for_view(message.view, out)
             return
         if message.number > self._number:
             self._number = message.number

@@ -25,6 +25,7 @@ class SubRequestPart(msgspec.Struct, eq=False):
     """One server's part of a sub-request. Invariant: `done` implies `accepted`.
 
     again_at:  when its server is asked about it; wait_s doubles from one time to the next
+    soon_s:    the same while its server cannot take it yet
     reason:    what its server said last
     sink:      where the answer is coming in
     """
@@ -32,6 +33,7 @@ class SubRequestPart(msgspec.Struct, eq=False):
     server_part: ServerPart
     again_at: float = inf
     wait_s: float = 0.0
+    soon_s: float = 0.0
     accepted: bool = False
     done: bool = False
     reason: str = "no answer"
@@ -55,6 +57,11 @@ class SubRequestPart(msgspec.Struct, eq=False):
         self.again_at = at
         if wait_s is not None:
             self.wait_s = wait_s
+
+    def ask_soon(self, now: float, least_s: float, most_s: float) -> None:
+        """Its server could not take it yet: ask again soon, and less often if that goes on."""
+        self.soon_s = min(2 * self.soon_s, most_s) if self.soon_s else least_s
+        self.again_at = now + self.soon_s
 
     def heard(self, reason: str) -> None:
         """What its server says."""

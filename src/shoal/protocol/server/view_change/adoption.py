@@ -118,7 +118,7 @@ class ViewAdoption:
     def adopt(self, view: View, out: Effects) -> None:
         self._admission.adopt(view)
         self._thaw.adopted()
-        self._session.ask_for_view(out)  # the scheduler waits for the first that has adopted it
+        self._session.tell_view(out)  # the scheduler waits for the first that has adopted it
         try:
             moved = self._replicas.adopt(view, self._session.rank)
         except ShoalError as error:  # it was not opened before: others go on without this server

@@ -278,8 +278,17 @@ def test_an_orderly_end_stops_the_member_without_an_error(joined):
 
 def test_asking_for_a_view_sends_a_heartbeat_with_the_present_view(joined):
     out = []
-    joined.session.ask_for_view(out)
+    joined.session.ask_for_view((1, 2), out)
     assert joined.heard(out) == [Heartbeat(11, (1, 1))]
+
+
+def test_a_view_is_asked_for_once_and_then_by_heartbeats(joined):
+    """Its answer takes a while on a slow link, which more answers would fill."""
+    out = []
+    for newer in ((1, 2), (1, 2), (1, 1), (1, 2), (2, 1), (2, 1)):
+        joined.session.ask_for_view(newer, out)
+    assert joined.heard(out) == [Heartbeat(11, (1, 1))] * 2
+    assert Heartbeat(11, (1, 1)) in joined.tick(1.0)
 
 
 def test_an_abort_is_repeated_until_the_scheduler_ends_the_run(joined):

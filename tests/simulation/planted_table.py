@@ -64,6 +64,8 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "replaced_counts_as_broken",  # members reconnect before that matters; unit tests have it
     "rows_recalled_too_early",  # a unit test has it
     "synced_is_for_ever",  # a unit test has it
+    "every_message_asks_for_its_view",  # seed 930360 has it, and a unit test
+    "servers_behind_are_probed_at_once",  # a unit test has it
     "views_hide_silence",  # seed 924331 has it, and a unit test
     "weights_not_handed_on",  # a unit test has it
     "answers_of_any_view_count",  # a unit test has it

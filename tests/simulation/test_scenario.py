@@ -26,6 +26,7 @@ FOUND = {  # seeds that have shown a fault, of the product or of a checker
     40952: "a run ended before a promised checkpoint was taken",
     900042: "a transfer that began anew opened its shard while the view was adopted",
     924331: "a connection on which nothing came was kept while views followed each other",
+    930360: "each message of a view asked for it, and the answers filled the link",
     3867826514: "a server left alone was noticed 9 s after a stopped scheduler ran again",
 }
 SHOW = "from shoal.simulation.scenario import simulate; print(simulate(7).trace_hash)"

@@ -120,7 +120,9 @@ class Trained(PeersScenario):
         self.runs = []
         self.errors = []
         self.slow = random.randrange(workers) if random.random() < 0.3 else -1
-        drops = WorkerOptions(sync_timeout_s=0.5, on_timeout="drop") if self.slow >= 0 else None
+        drops = WorkerOptions()
+        if self.slow >= 0:
+            drops = WorkerOptions(sync_timeout_s=0.5, on_timeout="drop")
         streams = random.random() < 0.3
         super().__init__(seed, random, workers, keep_lines=False, streams=streams, options=drops)
 

@@ -44,14 +44,14 @@ MUTANTS = [
         "client/row_cache.py",
         "= now + self._max_age_s",
         "= float('inf')",
-        "tests/client/sparse/test_row_cache.py",
+        "tests/client/test_row_cache.py",
     ),
     Mutant(
         "a row cache does not forget when it is full",
         "client/row_cache.py",
         "if len(self._index) > self._max_rows:",
         "if False:",
-        "tests/client/sparse/test_row_cache.py",
+        "tests/client/test_row_cache.py",
     ),
     Mutant(
         "neighbours take values of an older phase",

@@ -108,6 +108,7 @@ class Session:
         self._heard_at = -inf
         self._held_up_s = 0.0  # the time since then in which this process did not run
         self.unanswered = Unanswered(self._listens_at)
+        self._asked_for: ViewId = NO_VIEW
         self.cut_off = False  # the connection to the scheduler broke; it was not heard of since
         self._closed_at = inf  # when the scheduler's host closed the connection; inf if it did not
         self._due = -inf  # nothing is due before; it may be earlier than necessary
@@ -255,7 +256,7 @@ class Session:
                 out.append(Send(SCHEDULER, join))
             else:
                 self._again_at = now + self._pause
-                self.ask_for_view(out)
+                self.tell_view(out)
             self.unanswered.asked(SCHEDULER, out)
         self._questions.repeat(now, out)
 
@@ -347,7 +348,17 @@ class Session:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
         return None
 
-    def ask_for_view(self, out: Effects) -> None:
+    def ask_for_view(self, newer: ViewId, out: Effects) -> None:
+        """Ask the scheduler for a view that others have, once; heartbeats repeat the question.
+
+        On a slow link the view takes a while. If each message of that view asked again, and each
+        answer was the view, they would fill the link.
+        """
+        if newer > self._asked_for:
+            self._asked_for = newer
+            self.tell_view(out)
+
+    def tell_view(self, out: Effects) -> None:
         """Send a heartbeat with the id of this view: the scheduler answers with a newer view."""
         if self.view is not None:
             out.append(Send(SCHEDULER, Heartbeat(self.incarnation, self.view_id)))

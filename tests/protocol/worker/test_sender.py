@@ -1,8 +1,10 @@
 """What servers are asked again, and when."""
 
+from msgspec.structs import replace
+
 from shoal.keys import KeyRange
 from shoal.protocol.machine import PeerLost, Ticked
-from shoal.protocol.messages import SCHEDULER, Computing, NewView, Nudge, Probe, Request
+from shoal.protocol.messages import SCHEDULER, Computing, Heartbeat, NewView, Nudge, Probe, Request
 from shoal.protocol.requests import (
     EnterBarrier,
     Exchange,
@@ -102,3 +104,31 @@ def test_resends_and_probes_carry_the_present_view(worker, push, rigs):
     assert [each.view for each in worker.sent(Probe)] == [(1, 2)]
     worker.answer(0, 0, "missing", view=(1, 2))
     assert [each.view for each in worker.sent(Request)] == [(1, 2)]
+
+
+def test_a_server_that_stays_behind_is_probed_ever_more_rarely(worker, push):
+    """On a slow link its view takes seconds, and many requests of many workers wait for it."""
+    worker.ask(1, Exchange(push))
+    probes = 0
+    for tick in range(1, 501):
+        worker.now = tick / 100
+        worker.handle(Ticked())
+        if worker.sent(Probe):
+            probes += 1
+            worker.answer(0, 0, "stale", view=(1, 0))
+    assert 10 <= probes <= 20  # in 5 s; every 10 ms they would be 500
+
+
+def test_a_worker_that_is_behind_asks_for_the_view_once_and_waits_for_it(worker, push, rigs):
+    worker.ask(1, Exchange(push))
+    asked = 0
+    for tick in range(1, 41):
+        worker.now = tick / 100
+        worker.answer(0, 0, "stale", view=(1, 2))
+        asked += len(worker.sent(Heartbeat))
+        worker.handle(Ticked())
+        assert worker.sent(Probe) == []
+    assert asked == 1
+    worker.view = replace(worker.view, number=2)
+    worker.receive(SCHEDULER, NewView(worker.view))
+    assert [each.seq for each in worker.sent(Probe)] == [0]

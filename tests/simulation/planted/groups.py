@@ -48,8 +48,8 @@ def new_head_asks_one_group():
     """Who takes over asks the first group alone how far it is."""
     right = Replicas.adopt
 
-    def adopt(self, view, rank):
-        moved = right(self, view, rank)
+    def adopt(self, view, rank, take):
+        moved = right(self, view, rank, take)
         moved.begin = {group: at for group, at in moved.begin.items() if not group}
         return moved
 

@@ -6,7 +6,9 @@ from shoal.protocol.questions import Unanswered
 from shoal.protocol.scheduler.failure_detector import FailureDetector
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.tools import Tools
+from shoal.protocol.session import Session
 from shoal.protocol.supervision.supervisor import Supervisor
+from shoal.protocol.worker.in_flight import SubRequestPart
 from tests.simulation.planted.patches import bug, instead
 
 mute_connections_stay = bug(
@@ -17,6 +19,16 @@ views_hide_silence = bug(
     Unanswered, "keep", lambda right: lambda self, peers: self.counts.clear(),
     "With each view a silent peer counts as heard of: where views follow each other it is never "
     "dialled anew.",
+)  # fmt: skip
+every_message_asks_for_its_view = bug(
+    Session, "ask_for_view", lambda right: lambda self, newer, out: self.tell_view(out),
+    "Each message of a view that is not here asks for it: the answers fill a slow link, and the "
+    "view comes ever later.",
+)  # fmt: skip
+servers_behind_are_probed_at_once = bug(
+    SubRequestPart, "ask_soon",
+    lambda right: lambda self, now, least_s, most_s: self.ask_at(now + least_s),
+    "A server that is behind is asked about each request a hundred times a second.",
 )  # fmt: skip
 the_dead_live_on = bug(
     Supervisor, "declared_dead", instead(None),

@@ -178,7 +178,7 @@ dead_hold_up_clocks = bug(
 )  # fmt: skip
 joiner_enters_late = bug(
     Clocks, "enter",
-    lambda right: lambda self, worker, clock, group="": right(self, worker, clock + 1, group),
+    lambda right: lambda self, worker, clock, *rest: right(self, worker, clock + 1, *rest),
     "Servers take a new worker to be one clock further than it is.",
 )  # fmt: skip
 
@@ -338,7 +338,7 @@ def _keep_transfers(right, self):
 
 clocks_of_takeover_ignored = bug(
     Replicas, "adopt",
-    lambda right: lambda self, view, rank: _without_begin(right(self, view, rank)),
+    lambda right: lambda self, view, rank, take: _without_begin(right(self, view, rank, take)),
     "A new head believes that its rows are as far as its clocks.",
 )  # fmt: skip
 

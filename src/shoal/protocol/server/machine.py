@@ -257,7 +257,7 @@ class ServerMachine:
         """Return whether the run may not end yet: a view or a promised checkpoint is missing."""
         self.requests.checkpointer.end(out)
         if self.session.view_id < message.view:
-            self.session.ask_for_view(out)
+            self.session.ask_for_view(message.view, out)
             return True
         return self.requests.checkpointer.owes
 

@@ -26,6 +26,7 @@ class SubRequestPart(msgspec.Struct, eq=False):
 
     again_at:  the time of the next probe of its server
     wait_s:    the pause between probes, which doubles with each
+    soon_s:    the same while its server cannot admit it yet
     reason:    the reason or code in the last reply of its server
     sink:      the sink of the arriving answer
     """
@@ -33,6 +34,7 @@ class SubRequestPart(msgspec.Struct, eq=False):
     server_part: ServerPart
     again_at: float = inf
     wait_s: float = 0.0
+    soon_s: float = 0.0
     accepted: bool = False
     done: bool = False
     reason: str = "no answer"
@@ -56,6 +58,11 @@ class SubRequestPart(msgspec.Struct, eq=False):
         self.again_at = at
         if wait_s is not None:
             self.wait_s = wait_s
+
+    def ask_soon(self, now: float, least_s: float, most_s: float) -> None:
+        """Set the time of the next probe of a server that cannot admit it yet."""
+        self.soon_s = min(2 * self.soon_s, most_s) if self.soon_s else least_s
+        self.again_at = now + self.soon_s
 
     def heard(self, reason: str) -> None:
         """Record the answer of the server."""

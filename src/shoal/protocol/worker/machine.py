@@ -81,16 +81,14 @@ class WorkerMachine:
         self.bytes_pulled = 0
         self._in_flight = InFlight(self.options.credit_bytes)
         self._requests = PendingRequests()
-        self._sender = Sender(
-            session, self._in_flight, self.options.probe_s, self.options.probe_max_s
-        )
+        self._sender = Sender(session, self._in_flight, self.options)
         self._router: Router | None = None  # of the current view
         self._trace = EventTrace()
 
     # ------------------------------------------------------------------ the contract
 
     def arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
-        if self.peers is not None and isinstance(message, Piece | NeighbourPiece):
+        if self.peers is not None and isinstance(message, (Piece, NeighbourPiece)):
             return self.peers.arriving(sender, message, nbytes)
         answered = self._answered(sender, message) if isinstance(message, Reply) else None
         return answered[1].receive(nbytes) if answered else Discard("nobody waits for it")
@@ -314,12 +312,13 @@ class WorkerMachine:
                     self._pump(now, out)
             case "missing":
                 self._sender.send_again(sub_request, part, now, out)
-            case "stale" | "out_of_order":
-                self._sender.probe_at(part, now + self.options.behind_s)
-                if reply.code == "out_of_order":
-                    self._sender.probe_ahead(sub_request, sender, now, out)
-                elif reply.view > self.session.view_id:
-                    self.session.ask_for_view(out)
+            case "out_of_order":
+                self._sender.probe_soon(part, now)
+                self._sender.probe_ahead(sub_request, sender, now, out)
+            case "stale" if reply.view > self.session.view_id:  # with that view all is probed
+                self.session.ask_for_view(reply.view, out)
+            case "stale":
+                self._sender.probe_soon(part, now)
             case "refused" | "round_closed":
                 self._refused(sub_request, part, reply, out)
                 self._pump(now, out)

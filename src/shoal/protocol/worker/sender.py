@@ -9,6 +9,7 @@ from shoal.protocol.messages import Probe, Request
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.in_flight import InFlight, SubRequest, SubRequestPart
+from shoal.protocol.worker.options import WorkerOptions
 
 
 class Sender:
@@ -19,15 +20,14 @@ class Sender:
         bytes_pushed: the payload bytes sent, without resends.
     """
 
-    def __init__(
-        self, session: Session, in_flight: InFlight, probe_s: float, probe_max_s: float
-    ) -> None:
+    def __init__(self, session: Session, in_flight: InFlight, options: WorkerOptions) -> None:
         self.wakes_at = inf
         self.bytes_pushed = 0
         self._session = session
         self._in_flight = in_flight
-        self._probe_s = probe_s
-        self._probe_max_s = probe_max_s
+        self._probe_s = options.probe_s
+        self._probe_max_s = options.probe_max_s
+        self._behind_s = options.behind_s
 
     def wake_at(self, at: float) -> None:
         """Set the time before which nothing is due."""
@@ -95,10 +95,10 @@ class Sender:
         for sub_request in self._in_flight.sub_requests.values():
             self.probe(sub_request, now, out)
 
-    def probe_at(self, part: SubRequestPart, at: float) -> None:
-        """Plan a probe of a part that its server could not admit yet."""
-        part.ask_at(at)
-        self.wake(at)
+    def probe_soon(self, part: SubRequestPart, now: float) -> None:
+        """Plan a probe of a part that its server could not admit yet; rarer if that goes on."""
+        part.ask_soon(now, self._behind_s, self._probe_s)
+        self.wake(part.again_at)
 
     def probe_ahead(
         self, sub_request: SubRequest, server: NodeId, now: float, out: Effects

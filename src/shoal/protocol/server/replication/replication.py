@@ -95,7 +95,7 @@ class Replication:
         if self._admission.frozen or message.view != self._session.view_id:
             out.append(declined("between servers", sender, type(message).__name__))
             if message.view > self._session.view_id:
-                self._session.ask_for_view(out)
+                self._session.ask_for_view(message.view, out)
             return
         if isinstance(message, ReplicateAck):
             if self._chains.acknowledged(sender, message, out):

@@ -75,7 +75,7 @@ class RequestHandler:
         elif verdict == "stale":
             self._executor.reply(out, sender, request, "stale")
             if request.view > self._session.view_id:
-                self._session.ask_for_view(out)
+                self._session.ask_for_view(request.view, out)
         elif verdict == "out_of_order":
             self._executor.reply(out, sender, request, "out_of_order")
         elif verdict in ("too many", "misfit"):

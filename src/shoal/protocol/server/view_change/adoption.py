@@ -114,7 +114,7 @@ class ViewAdoption:
     def adopt(self, view: View, out: Effects) -> None:
         self._admission.adopt(view)
         self._thaw.adopted()
-        self._session.ask_for_view(out)  # the scheduler waits for the first server with it
+        self._session.tell_view(out)  # the scheduler waits for the first server with it
         try:
             moved = self._state.placed.adopt(view, self._session.rank, self._open_shard)
         except ShoalError as error:  # the shard was not on the list: others go on

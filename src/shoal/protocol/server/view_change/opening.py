@@ -67,7 +67,7 @@ class ShardOpening:
     def asked(self, message: OpenShards, out: Effects) -> None:
         """Open the shards on a new list, smallest first, and report the progress of this server."""
         if message.view > self._session.view_id:  # that view may take a shard of the list
-            self._session.ask_for_view(out)
+            self._session.ask_for_view(message.view, out)
             return
         if message.number > self._number:
             self._number = message.number

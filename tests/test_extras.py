@@ -1,6 +1,7 @@
 """Packages of extras: each is named where it is missing, before anything is done or written."""
 
 import ast
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -12,11 +13,10 @@ import shoal
 from shoal.cli import main
 from shoal.data.catalogue import find_source
 from shoal.errors import PackageMissing
-from shoal.extras import EXTRAS, require
+from shoal.extras import EXTRAS, NAMES, require
 
 ROOT = Path(shoal.__file__).parent
 PROJECT = tomllib.loads((ROOT.parent.parent / "pyproject.toml").read_text())["project"]
-NAMES = {"PIL": "pillow", "sklearn": "scikit-learn"}  # in `pip install`, where it is another
 TABLE = "label,city\n1,a\n0,b\n"
 
 
@@ -74,7 +74,7 @@ def test_an_import_before_use_is_found(source):
 @pytest.mark.parametrize("package", EXTRAS)
 def test_a_missing_package_is_named_with_its_extra(package, missing):
     missing(package)
-    with pytest.raises(PackageMissing, match=f"this needs {package}") as raised:
+    with pytest.raises(PackageMissing, match=f"this needs {NAMES.get(package, package)}") as raised:
         require(f"{package}.part", "this")
     assert f"pip install 'shoal[{EXTRAS[package]}]'" in raised.value.message
 
@@ -94,6 +94,7 @@ COMMANDS = {
     "pyarrow": "train ctr rows.csv --out runs",
     "plotly": "compare digits --strategy sync,asgd --out runs",
     "jinja2": "compare digits --strategy sync,asgd --out runs",
+    "matplotlib": "bench wire --plot runs",
 }
 
 
@@ -111,5 +112,29 @@ def test_a_command_says_what_to_install_and_leaves_nothing(package, missing, tmp
 
 def test_digits_say_what_to_install(missing):
     missing("sklearn")
-    with pytest.raises(PackageMissing, match=r"digits.* needs sklearn.*shoal\[data\]"):
+    with pytest.raises(PackageMissing, match=r"digits.* needs scikit-learn.*shoal\[data\]"):
         find_source("digits").load([])
+
+
+@pytest.mark.parametrize("package", ["plotly", "jinja2", "matplotlib"])
+def test_a_report_writes_nothing_without_what_draws_it(package, missing, tmp_path):
+    (tmp_path / "events.jsonl").write_text("")
+    missing(package)
+    words = [
+        "report",
+        str(tmp_path),
+        "--csv",
+        str(tmp_path / "csv"),
+        "--svg",
+        str(tmp_path / "svg"),
+    ]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 2, result.output
+    assert "pip install 'shoal[reports]'" in " ".join(result.output.split())
+    assert [each.name for each in tmp_path.iterdir()] == ["events.jsonl"]
+
+
+def test_packages_of_public_names_are_loaded_by_attribute():
+    code = "import shoal; print(shoal.tables.Access, shoal.pytorch.FlatParams, shoal.errors)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "shoal.tables.spec.Access" in done.stdout

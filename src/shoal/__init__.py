@@ -88,4 +88,6 @@ __all__ = [
     "word2vec",
 ]
 
-__getattr__, __dir__ = public(__name__, _HOMES)
+__getattr__, __dir__ = public(
+    __name__, _HOMES, ("client", "errors", "pytorch", "reports", "strategies", "tables")
+)

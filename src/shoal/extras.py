@@ -28,6 +28,9 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
 )
 
 
+NAMES: Mapping[str, str] = MappingProxyType({"PIL": "pillow", "sklearn": "scikit-learn"})
+
+
 def require(module: str, what: str) -> ModuleType:
     """Import a module of an optional package.
 
@@ -48,6 +51,6 @@ def require(module: str, what: str) -> ModuleType:
         if (error.name or "").partition(".")[0] != package:
             raise  # a package that it needs itself
         raise PackageMissing(
-            f"{what} needs {package}, which is not installed: "
+            f"{what} needs {NAMES.get(package, package)}, which is not installed: "
             f"pip install 'shoal[{EXTRAS[package]}]'"
         ) from None

@@ -5,13 +5,13 @@ So a program imports only what it uses, and one that needs no torch starts witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any
 
 
 def public(
-    package: str, homes: Mapping[str, str]
+    package: str, homes: Mapping[str, str], packages: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's `__getattr__` and `__dir__`.
 
@@ -19,6 +19,7 @@ def public(
         package: the name of the package.
         homes: the public names of each module, with blanks between them; an empty text for a
             module that is a public name itself.
+        packages: the packages in it that are reached by attribute, although no public name.
 
     >>> get, names = public("example", {"math": "pi tau", "json": ""})
     >>> names(), get("pi") > 3, get("json").dumps([1])
@@ -32,6 +33,8 @@ def public(
             found[module.rpartition(".")[2]] = module, ""
 
     def get(name: str) -> Any:
+        if name in packages:
+            return import_module(f"{package}.{name}")
         if name not in found:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, attribute = found[name]

@@ -24,6 +24,7 @@ from shoal.cli.group import (
 )
 from shoal.engines.pairs import pairs_of, value_of, values_of
 from shoal.errors import UsageError
+from shoal.extras import require
 from shoal.jobs.comparison import AXES, Comparison, comparison_from
 from shoal.jobs.simulated_time import SimulatedTime
 from shoal.jobs.spec import JobSpec, load_job
@@ -135,8 +136,11 @@ def report(
     from shoal.reports.comparison import load_comparison
     from shoal.reports.events import load_run
     from shoal.reports.exports import write_csv, write_svg
-    from shoal.reports.page import page_of_comparison, page_of_run
+    from shoal.reports.page import packages, page_of_comparison, page_of_run
 
+    packages()  # before anything is written
+    if svg_to:
+        require("matplotlib", "--svg")
     if ComparisonFolder(folder).comparison.is_file():
         page = page_of_comparison(load_comparison(folder))
     else:

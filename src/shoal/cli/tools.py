@@ -33,6 +33,7 @@ from shoal.cli.group import (
     trusts,
 )
 from shoal.cli.training import job_values
+from shoal.extras import require
 from shoal.jobs.spec import JobSpec, from_mapping
 
 CHAOS: dict[str, Any] = {"servers": 3, "workers": 3, "replicas": 2}  # defaults of its own
@@ -314,6 +315,8 @@ def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: st
     from shoal.apps.bench.plot import plot_rows
     from shoal.data.places import search_path
 
+    if plot:
+        require("matplotlib", "--plot")  # not after the measurement
     console = Console(stderr=as_json)
     report = run_suite(suite, rounds, console, search_path(None, os.environ), replicas)
     show_rows(console, report)

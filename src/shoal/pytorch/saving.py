@@ -125,13 +125,13 @@ def load(model: torch.nn.Module, folder: str | Path) -> None:
                 f"elements there, and {module.embedding_dim} here"
             )
     state, _ = read_verified(path / MODEL)
-    before = {name: each.detach().clone() for name, each in _state_of(model).items()}
+    before = {n: each.detach().clone() for n, each in _state_of(model).items() if _has_values(each)}
     try:
         model.load_state_dict(state)
     except RuntimeError as error:  # after it has copied the tensors that fit
         with torch.no_grad():
-            for name, each in _state_of(model).items():
-                each.copy_(before[name])
+            for name in before:
+                _state_of(model)[name].copy_(before[name])
         raise InvalidValue(f"{path} is of another model: {error}") from None
     for name, module in modules.items():
         client = module.client
@@ -147,6 +147,11 @@ def _state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         warnings.filterwarnings("ignore", "this state_dict has no rows")
         found: dict[str, torch.Tensor] = model.state_dict()
     return found
+
+
+def _has_values(each: object) -> bool:
+    """Return whether an entry of a state dict has values: those of lazy modules have none yet."""
+    return isinstance(each, torch.Tensor) and not torch.nn.parameter.is_lazy(each)
 
 
 def _embeddings(model: torch.nn.Module) -> dict[str, Embedding]:

@@ -9,6 +9,7 @@ from shoal.strategies.base import (
     StepResult,
     Strategy,
     StrategyOptions,
+    Traits,
     strategies,
 )
 from shoal.strategies.loop import leased_program, train_program
@@ -30,6 +31,7 @@ __all__ = [
     "StepResult",
     "Strategy",
     "StrategyOptions",
+    "Traits",
     "leased_program",
     "strategies",
     "train_program",

@@ -89,6 +89,7 @@ def run_comparison(
     Raises:
         KeyboardInterrupt: the text says how to go on.
     """
+    packages()  # of the page that is written at the end
     cells = comparison.cells()
     folder.write_cells([(cell.name, cell.folder, dict(cell.values)) for cell in cells])
     runs = [

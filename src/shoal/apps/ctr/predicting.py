@@ -13,12 +13,13 @@ import torch
 from shoal.apps.ctr.logistic import BIAS, logits_of
 from shoal.apps.ctr.models import LAYERS, dense_layers, interactions
 from shoal.apps.ctr.readers import Batch
-from shoal.apps.ctr.scores import Scores, figures_of
+from shoal.apps.ctr.scores import METRICS, Scores, figures_of
 from shoal.apps.ctr.sources import batch_of, to_predict
 from shoal.apps.ctr.spec import Format, spec_of
 from shoal.apps.weights import RunningWeights, weights_of
 from shoal.client.row_cache import MAX_ROWS
 from shoal.errors import InvalidValue, UsageError
+from shoal.extras import require
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.storage.run_folder import RunFolder
 
@@ -159,6 +160,8 @@ def predict(
     spec = msgspec.structs.replace(spec_of(run), batch_size=PREDICTED_ROWS, skip_bad_lines=0)
     source = to_predict(spec, str(file), form, unlabelled)
     source.first()
+    if source.labelled:
+        require("sklearn", METRICS)  # before anything is written
     if out.resolve() == file.resolve():
         raise InvalidValue(f"{out} is the file that is read; name another with --out")
     seen = Scores()

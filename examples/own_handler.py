@@ -25,7 +25,9 @@ class Baskets:
 
     def save(self):  # with these two it has replicas, and a checkpoint has what is in it
         keys = sorted(self.rows)
-        return shoal.tables.Pairs.of(np.array(keys, np.uint64), [self.rows[k] for k in keys], "int64")
+        return shoal.tables.Pairs.of(
+            np.array(keys, np.uint64), [self.rows[k] for k in keys], "int64"
+        )
 
     def load(self, pairs):
         self.rows |= {key: items.tolist() for key, items in pairs}

@@ -42,4 +42,4 @@ def all_reduce(
     """
     if op not in ("sum", "mean"):
         raise InvalidValue(f"op is 'sum' or 'mean', not {op!r}")
-    (context or current()).client.all_reduce(tensor, mean=op == "mean").wait()
+    (context or current()).client.blocking.all_reduce(tensor, mean=op == "mean")

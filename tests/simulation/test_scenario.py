@@ -23,6 +23,8 @@ FOUND = {  # seeds that have shown a fault, of the product or of a checker
     40009: "a server's answer to the end was lost, and its rows counted as lost",
     40094: "a silent server with another rank than its name was not replaced",
     40228: "a checkpoint was taken when the last worker died, and the next one began before it",
+    41974: "workers were refused while their predecessors did not count as dead, and none was left",
+    940507: "the same",
     40952: "a run ended before a promised checkpoint was taken",
     900042: "a transfer that began anew opened its shard while the view was adopted",
     924331: "a connection on which nothing came was kept while views followed each other",

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import repeat
 from typing import Any
@@ -16,9 +15,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from shoal.apps.process_pool import process_pool
 from shoal.simulation.coverage import LEAST_SEEDS, LEAST_SEEDS_OF, REQUIRED_COVERAGE
 from shoal.simulation.faults.schedule import Fault, fault_of
-from shoal.simulation.scenario import simulate
+from shoal.simulation.scenario import Report, simulate
 
 
 def run_seeds(
@@ -35,8 +35,8 @@ def run_seeds(
     began = time.monotonic()
     seeds = range(first, first + count)
     chosen = [fault_of(each) for each in schedule]
-    running = _simulate_all(seeds, jobs, trace, chosen)
-    reports = list(track(running, "simulating", count, console=console))
+    with _simulated(seeds, jobs, trace, chosen) as running:
+        reports = list(track(running, "simulating", count, console=console))
     coverage: Counter[str] = Counter()
     combined = blake2b(digest_size=16)
     for report in reports:
@@ -73,17 +73,18 @@ def run_seeds(
     return {**figures, "wall_s": time.monotonic() - began}
 
 
-def _simulate_all(seeds: range, jobs: int, trace: bool, schedule: list[Fault]) -> Any:
+@contextmanager
+def _simulated(
+    seeds: range, jobs: int, trace: bool, schedule: Sequence[Fault]
+) -> Iterator[Iterator[Report]]:
+    """Yield the reports of seeds, in order, as they end."""
     torch.set_num_threads(1)
+    each = (seeds, repeat(trace), repeat(schedule))
     if jobs == 1 or len(seeds) == 1:
-        return (simulate(seed, trace, schedule) for seed in seeds)
-    return _in_processes(seeds, jobs, trace, schedule)
-
-
-def _in_processes(seeds: range, jobs: int, trace: bool, schedule: list[Fault]) -> Any:
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        yield from pool.map(simulate, seeds, repeat(trace), repeat(schedule), chunksize=4)
+        yield map(simulate, *each)
+        return
+    with process_pool(jobs) as pool:
+        yield pool.map(simulate, *each)
 
 
 def _show(console: Console, figures: dict[str, Any]) -> None:

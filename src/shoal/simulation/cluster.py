@@ -54,6 +54,7 @@ class SimulatedCluster:
         self.servers: dict[NodeId, ServerMachine] = {}
         self.guests: dict[NodeId, None] = {}
         self.lost: dict[NodeId, None] = {}
+        self.refused: set[NodeId] = set()  # members that the scheduler has refused
         self.out_of_memory: dict[NodeId, float] = {}
         self.heartbeats = ProcessHeartbeats(world)
         self._world = world
@@ -147,8 +148,12 @@ class SimulatedCluster:
         return self._workers_started + self._servers_started
 
     def full(self, spare: int = 0) -> bool:
-        """Return whether no more members may start, with `spare` of them kept back."""
-        return self._started >= self._plan.incarnations - 4 - spare
+        """Return whether no more members may start, with `spare` of them kept back.
+
+        Refused members count for nothing: the ledger has keys for incarnations, and they have none.
+        """
+        joining = self._started - len(self.refused)
+        return joining >= self._plan.incarnations - 4 - spare
 
     def send_away(self, server: NodeId) -> None:
         """Ask a server to leave."""

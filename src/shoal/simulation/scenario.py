@@ -51,7 +51,7 @@ EVENT_S, WRITE_S = 0.05, 0.4  # at most; the mean of events is 1.6 ms, as some t
 RESTART_S = 0.3
 REPAIR_S = 12.0  # after the last fault
 EVERY_WORKER_DIED = "every worker has died"
-MOST_EVENTS = 200_000  # of a seed; more with a fault schedule
+MOST_EVENTS = 400_000  # of a seed; more with a fault schedule
 
 
 class Report(msgspec.Struct):
@@ -240,6 +240,7 @@ class Scenario:
         refused = sim.stopped and isinstance(sim.error, ClusterFull) and self.cluster.view is None
         if refused and not self.cluster.manned():
             # its predecessor does not count as dead yet: engines start the worker again
+            self.cluster.refused.add(sim.node)
             self.world.at(self.world.now + RESTART_S, self.faults.replace_worker)
         if sim.node in self.cluster.servers:
             if not self.cluster.servers[sim.node].suspended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def run_comparison(
         else on_processes(left, data_dirs, trust)
     )
     failed = {}
-    with _bar(console) as bar:
+    with _bar(console) as bar, closing(running):
         shown = bar.add_task("comparing", total=len(runs), completed=len(runs) - len(left), run="")
         try:
             for name, error in running:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
+from shoal.apps.process_pool import process_pool
 from shoal.apps.train.command import run_job
 from shoal.apps.train.simulated import measured_batch_s, simulate_job
 from shoal.engines.hosts import Hosts, HostsEngine, check_hosts
@@ -23,7 +21,6 @@ from shoal.errors import InvalidValue, ShoalError
 from shoal.jobs.comparison import Cell, Comparison
 from shoal.jobs.simulated_time import SimulatedTime
 from shoal.jobs.spec import JobSpec
-from shoal.node.memory import keep_memory
 from shoal.storage.comparison_folder import ComparisonFolder
 from shoal.storage.run_folder import RunFolder
 
@@ -61,7 +58,7 @@ def run_of(comparison: Comparison, folder: ComparisonFolder, cell: Cell, seed: i
 
 def on_processes(
     runs: Sequence[CellRun], data_dirs: Sequence[Path], trust: bool
-) -> Iterator[tuple[str, str]]:
+) -> Generator[tuple[str, str]]:
     """Do one run after the other; yield the name of each, and its error."""
     for run in runs:
         error = ""
@@ -108,27 +105,18 @@ def check_limited(job: JobSpec) -> None:
 
 def simulated(
     runs: Sequence[CellRun], data_dirs: Sequence[Path], jobs: int
-) -> Iterator[tuple[str, str]]:
+) -> Generator[tuple[str, str]]:
     """Simulate several runs at a time; yield the name of each, and its error, as it ends."""
-    context = multiprocessing.get_context("fork")
-    others = multiprocessing.active_children()  # children of the caller
-    with ProcessPoolExecutor(jobs, context, _begin_process) as pool:
+    with process_pool(jobs) as pool:
         futures: dict[Future[str], CellRun] = {
             pool.submit(_simulate, run, data_dirs): run for run in runs
         }
-        try:
-            for future in as_completed(futures):
-                try:
-                    error = future.result()
-                except BrokenProcessPool:
-                    error = "a process of the simulation was killed, perhaps for want of memory"
-                yield futures[future].name, error
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
-                if child not in others:
-                    child.terminate()
-            raise
+        for future in as_completed(futures):
+            try:
+                error = future.result()
+            except BrokenProcessPool:
+                error = "a process of the simulation was killed, perhaps for want of memory"
+            yield futures[future].name, error
 
 
 def _simulate(run: CellRun, data_dirs: Sequence[Path]) -> str:
@@ -139,14 +127,6 @@ def _simulate(run: CellRun, data_dirs: Sequence[Path]) -> str:
     except Exception as error:  # from the user's model, data or strategy
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def _begin_process() -> None:
-    """Leave signals to the parent, and keep memory for the next batch, as workers do."""
-    keep_memory()
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def measured(

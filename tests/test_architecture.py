@@ -20,7 +20,7 @@ LEVELS = [
     {"client"},
     {"pytorch"},
     {"engines", "nn", "testing"},
-    {"jobs"},
+    {"runs"},
     {"apps", "reports"},
     {"cli", "ctr", "word2vec"},
 ]

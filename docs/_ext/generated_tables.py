@@ -1,6 +1,6 @@
 """Two directives: the fields of a job's schema, and what `shoal list` prints.
 
-{schema} shoal.jobs.spec.JobSpec
+{schema} shoal.runs.job.JobSpec
 {registered} strategies
 """
 

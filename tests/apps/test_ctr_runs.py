@@ -18,7 +18,7 @@ from shoal.apps.ctr import sample
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.cli import main
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UsageError
-from shoal.jobs.spec import dump_job
+from shoal.runs.job_file import dump_job
 from shoal.storage.run_folder import RunFolder
 from tests.real.waiting import until
 

@@ -11,8 +11,9 @@ import shoal
 from shoal.apps.ctr.columns import values
 from shoal.apps.export import export
 from shoal.errors import UnknownFormat
-from shoal.jobs.spec import JobSpec, dump_job
 from shoal.keys import SLOTS, KeyRange
+from shoal.runs.job import JobSpec
+from shoal.runs.job_file import dump_job
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import save_shards
 from shoal.tables.opening import open_shard

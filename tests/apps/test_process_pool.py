@@ -20,10 +20,15 @@ def test_results_come_from_processes_that_ignore_the_interrupt():
 def test_an_interrupt_ends_the_processes_and_the_thread_of_the_pool():
     threads = threading.active_count()
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), process_pool(2) as pool:
-        for _ in range(20):
-            pool.submit(time.sleep, 60)
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with process_pool(2) as pool:
+            for _ in range(20):
+                pool.submit(time.sleep, 60)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert time.monotonic() - began < 30
     assert not multiprocessing.active_children()
     assert threading.active_count() == threads  # none that the interpreter's exit would signal to

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.apps.script import ScriptRun, _words, run_script
+from shoal.apps.script import ScriptApplication, ScriptRun
 from shoal.cli.cluster import run
 from shoal.errors import InvalidValue
+from shoal.runs.run import run_here
 
 
 def test_words_of_a_resumed_run_keep_all_options_but_those_of_the_last_resume():
@@ -21,7 +22,7 @@ def test_words_of_a_resumed_run_keep_all_options_but_those_of_the_last_resume():
         resume="before",
         resume_at=30,
     )
-    words = shlex.split(_words(["train.py", "--lr", "0.1"], how))
+    words = shlex.split(ScriptApplication(Path("train.py"), ["--lr", "0.1"], how).words())
     asked = run.make_context("run", words, resilient_parsing=True).params
     assert (asked["workers"], asked["servers"], asked["replicas"]) == (4, 2, 2)
     assert (asked["out"], asked["imports"]) == ("runs", ("my method.py",))
@@ -49,5 +50,5 @@ def test_a_script_that_is_not_python_starts_nothing(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("for\n")
     with pytest.raises(InvalidValue, match=r"script\.py is not a Python script"):
-        run_script(script, [], ScriptRun(out=str(tmp_path / "runs")))
+        run_here(ScriptApplication(script, [], ScriptRun(out=str(tmp_path / "runs"))))
     assert not Path(tmp_path / "runs").exists()

@@ -7,7 +7,8 @@ import pytest
 
 from shoal.apps.script_job import ScriptJob, ScriptRun, check_script, continued_script, job_of
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, NotTrusted, UsageError
-from shoal.jobs.spec import SCRIPT, JobSpec, dump_job
+from shoal.runs.job import JobSpec
+from shoal.runs.job_file import SCRIPT, dump_job
 from shoal.storage.run_folder import RunFolder
 
 OPTIONS = {

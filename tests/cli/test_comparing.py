@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli import main
-from shoal.jobs.spec import JobSpec, dump_job
+from shoal.runs.job import JobSpec
+from shoal.runs.job_file import dump_job
 from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
 

@@ -15,7 +15,7 @@ from shoal.cli import main
 from shoal.cli.group import SECTIONS, given, options_of
 from shoal.cli.tools import CHAOS
 from shoal.engines.options import SchedulerRole, ServerRole, WorkerRole
-from shoal.jobs.spec import JobSpec
+from shoal.runs.job import JobSpec
 
 SCHEMAS = {
     "train": JobSpec,

@@ -24,8 +24,8 @@ from shoal.data import streams
 from shoal.data.readers import read_cifar, read_csv, read_idx, read_jpeg_tar
 from shoal.data.streams import LINE_BYTES_MAX, blocks, lines, opened, pieces
 from shoal.errors import DataCorrupt, InvalidValue
-from shoal.jobs.spec import load_job
 from shoal.reports.events import read_events
+from shoal.runs.job_file import load_job
 from shoal.storage.event_log import NewEvents
 from shoal.storage.files import FORMAT, FORMAT_KEY
 from tests.data.files import idx

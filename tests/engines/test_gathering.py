@@ -7,12 +7,14 @@ from textwrap import dedent
 
 import pytest
 
-from shoal.apps.script import ScriptRun, run_script
-from shoal.apps.train.command import tasks_of
+from shoal.apps.script import ScriptApplication, ScriptRun
+from shoal.apps.train.command import TrainApplication
 from shoal.engines import gathering
 from shoal.engines.gathering import UNLIMITED_S, Gathering
 from shoal.engines.local import LocalEngine
-from shoal.jobs.spec import from_mapping
+from shoal.runs.job import from_mapping
+from shoal.runs.plan import tasks_of
+from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder
 
 SLOW = """
@@ -48,7 +50,7 @@ def test_the_terminal_says_who_has_not_joined_and_where_it_is(tmp_path, monkeypa
     release = Release(pipe)
     gathering.log.addHandler(release)
     try:
-        run_script(script, [str(pipe)], ScriptRun(out=str(tmp_path), workers=1))
+        run_here(ScriptApplication(script, [str(pipe)], ScriptRun(out=str(tmp_path), workers=1)))
     finally:
         gathering.log.removeHandler(release)
     told = [each for each in caplog.messages if "not in the run yet" in each]
@@ -79,6 +81,7 @@ def test_a_process_that_has_begun_another_program_is_not_signalled():
 
 def test_processes_that_are_watched_may_take_any_time_to_join(tmp_path):
     with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
-        tasks = {t.name: t for t in tasks_of(from_mapping({"data": "digits"}), engine, [], 0.0)}
+        application = TrainApplication(from_mapping({"data": "digits"}), [])
+        tasks = {t.name: t for t in tasks_of(application, engine, 0.0)}
     assert tasks["scheduler"].args["join_timeout_s"] == UNLIMITED_S
     assert tasks["server-0"].args["init_timeout_s"] == UNLIMITED_S

@@ -14,13 +14,14 @@ from click.testing import CliRunner
 from safetensors import SafetensorError
 
 import shoal
-from shoal.apps.train.command import tasks_of
-from shoal.apps.train.resume import join_run
+from shoal.apps.train.command import TrainApplication
 from shoal.cli import main
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
-from shoal.jobs.spec import from_mapping
 from shoal.reports.events import load_run, read_events
+from shoal.runs.job import from_mapping
+from shoal.runs.plan import tasks_of
+from shoal.runs.resume import join_run
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
@@ -311,7 +312,7 @@ def test_a_worker_of_a_resumed_run_is_replaced_by_one_without_the_old_state(tmp_
     job = from_mapping({**given, **more, "max_steps": 4000})
     folder = RunFolder.create(tmp_path, "replaced")
     with LocalEngine(folder) as engine:
-        for task in tasks_of(job, engine, [], time(), start_clock=6):
+        for task in tasks_of(TrainApplication(job, []), engine, time(), start_clock=6):
             engine.start(task)
         until(lambda: '"node":"worker-1","step":1500,' in folder.events.read_text())
         os.kill(engine.pid("worker-1"), signal.SIGKILL)

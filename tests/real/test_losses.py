@@ -6,10 +6,11 @@ from textwrap import dedent
 import pytest
 import torch
 
-from shoal.apps.script import ScriptRun, run_script
+from shoal.apps.script import ScriptApplication, ScriptRun
 from shoal.client.client import Client
-from shoal.engines.options import FaultTolerantRun
 from shoal.errors import ProcessDied
+from shoal.runs.options import RunOptions
+from shoal.runs.run import run_here
 from shoal.tables.spec import Access, TableSpec
 from tests.real.test_by_hand import by_hand, until  # noqa: F401 - a fixture
 
@@ -44,15 +45,15 @@ LEAVES = {
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Runs the script on two workers, of which one leaves at its fifth step."""
-    policy = FaultTolerantRun.policy.fget
+    policy = RunOptions.policy.fget
     soon = property(lambda self: policy(self) | {"failure_timeout_s": 3.0})
-    monkeypatch.setattr(FaultTolerantRun, "policy", soon)
+    monkeypatch.setattr(RunOptions, "policy", soon)
 
     def started(leaves, option):
         path = tmp_path / "script.py"
         path.write_text(dedent(SCRIPT).replace("LEAVE", LEAVES[leaves]))
         how = ScriptRun(out=str(tmp_path / "runs"), on_worker_loss=option)
-        return run_script(path, [str(tmp_path)], how)
+        return run_here(ScriptApplication(path, [str(tmp_path)], how))
 
     started.done = lambda: sorted(each.name for each in tmp_path.glob("done-*"))
     return started

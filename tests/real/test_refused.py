@@ -9,7 +9,7 @@ from shoal.apps.train.checks import check_inputs
 from shoal.cli import main
 from shoal.engines import local
 from shoal.errors import NotImportable
-from shoal.jobs.spec import JobSpec
+from shoal.runs.job import JobSpec
 
 pytestmark = pytest.mark.real  # it would start processes, were it not refused
 

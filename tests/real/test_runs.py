@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 import shoal
-from shoal.apps.train.resume import resumed_at
 from shoal.cli import main
 from shoal.errors import DataMissing
+from shoal.runs.resume import resumed_at
 from tests.transport.rigs import free_port
 
 SHOAL = [sys.executable, "-m", "shoal"]

@@ -5,9 +5,10 @@ from textwrap import dedent
 import pytest
 from click.testing import CliRunner
 
-from shoal.apps.script import ScriptRun, run_script
+from shoal.apps.script import ScriptApplication, ScriptRun
 from shoal.cli import main
 from shoal.errors import InvalidValue, NotFinite, ProcessDied
+from shoal.runs.run import run_here
 
 pytestmark = pytest.mark.real
 
@@ -55,7 +56,7 @@ def done(tmp_path):
 def test_a_workers_error_comes_with_its_traceback_its_rank_and_its_log(tmp_path):
     how = ScriptRun(out=str(tmp_path / "runs"))
     with pytest.raises(ProcessDied) as raised:
-        run_script(script(tmp_path), [str(tmp_path)], how)
+        run_here(ScriptApplication(script(tmp_path), [str(tmp_path)], how))
     first, *frames, last = str(raised.value).splitlines()
     assert first == "worker-1: KeyError: 'price'"
     assert frames[0] == "  Traceback (most recent call last):"
@@ -69,14 +70,14 @@ def test_a_workers_error_comes_with_its_traceback_its_rank_and_its_log(tmp_path)
 def test_an_error_of_shoals_says_where_in_the_script_it_came_from(tmp_path):
     how = ScriptRun(out=str(tmp_path / "runs"))
     with pytest.raises(NotFinite, match=r"(?s)worker-1.*script.py.*optimizer.step\(\)"):
-        run_script(script(tmp_path, FAILS["shoal's"]), [str(tmp_path)], how)
+        run_here(ScriptApplication(script(tmp_path, FAILS["shoal's"]), [str(tmp_path)], how))
 
 
 @pytest.mark.parametrize("begin", [PLAIN, WITH], ids=["plain", "with"])
 @pytest.mark.parametrize("fail", FAILS.values(), ids=FAILS)
 def test_with_drop_an_exception_is_a_loss_like_any_other(tmp_path, caplog, fail, begin):
     how = ScriptRun(workers=3, on_worker_loss="drop", out=str(tmp_path / "runs"))
-    run_script(script(tmp_path, fail, begin), [str(tmp_path)], how)
+    run_here(ScriptApplication(script(tmp_path, fail, begin), [str(tmp_path)], how))
     assert done(tmp_path) == [0, 2]
     [lost] = [each.message for each in caplog.records if "is lost" in each.message]
     assert lost.startswith("worker-1 is lost, and the run goes on without it: ")
@@ -94,7 +95,7 @@ shoal.Optimizer(torch.optim.SGD(model.parameters()), strategy="allreduce")
     )
     how = ScriptRun(workers=2, on_worker_loss="replace", out=str(tmp_path / "runs"))
     with pytest.raises(InvalidValue, match=r"'allreduce' .* can be 'stop', not 'replace'"):
-        run_script(path, [], how)
+        run_here(ScriptApplication(path, [], how))
 
 
 def test_where_all_workers_fail_the_first_ones_error_ends_the_run(tmp_path):
@@ -102,7 +103,7 @@ def test_where_all_workers_fail_the_first_ones_error_ends_the_run(tmp_path):
     path.write_text("import no_such_module\n")
     how = ScriptRun(on_worker_loss="drop", out=str(tmp_path / "runs"))
     with pytest.raises(ProcessDied, match="No module named 'no_such_module'"):
-        run_script(path, [], how)
+        run_here(ScriptApplication(path, [], how))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from shoal.apps.train.command import run_job, tasks_of
-from shoal.apps.train.resume import join_run
+from shoal.apps.train.command import TrainApplication
 from shoal.engines.local import LocalEngine
-from shoal.jobs.spec import from_mapping
 from shoal.reports.events import read_events
+from shoal.runs.job import from_mapping
+from shoal.runs.plan import tasks_of
+from shoal.runs.resume import join_run
+from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder
 from tests.real.waiting import until
 
@@ -50,7 +52,7 @@ def test_a_stopped_worker_changes_nothing(tmp_path):
     )
     folder = RunFolder.create(tmp_path, "coded")
     with LocalEngine(folder) as engine:
-        for task in tasks_of(job, engine, [], time.time()):
+        for task in tasks_of(TrainApplication(job, []), engine, time.time()):
             engine.start(task)
         until(lambda: came_to(folder, 3) >= 10)
         os.kill(engine.pid("worker-3"), signal.SIGSTOP)
@@ -61,7 +63,9 @@ def test_a_stopped_worker_changes_nothing(tmp_path):
         assert len(steps(folder, 3)) <= seen + 1
         os.kill(engine.pid("worker-3"), signal.SIGCONT)
         join_run(engine, job, "train")
-    plain = run_job(from_mapping({**COMMON, "workers": 2, "out": str(tmp_path)}), [])
+    plain = run_here(
+        TrainApplication(from_mapping({**COMMON, "workers": 2, "out": str(tmp_path)}), [])
+    )
     expected = weights(Path(plain["run_dir"]) / "model.safetensors")
     assert (weights(folder.model) - expected).abs().max() <= 1e-6
     assert len(steps(folder, 3)) < last - 10  # what it missed it left out

@@ -9,15 +9,15 @@ from stat import S_IMODE
 import pytest
 import torch
 
+from shoal.apps.script import ScriptApplication, ScriptRun
 from shoal.apps.why import explain
 from shoal.client.client import Client
 from shoal.client.connect import connect
 from shoal.client.options import ClientOptions
-from shoal.engines.cluster import run_tasks
 from shoal.engines.local import LocalEngine
-from shoal.engines.options import RunOptions
 from shoal.errors import HandshakeRefused
 from shoal.node.strangers import MOST
+from shoal.runs.plan import cluster_of
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import asp
 from shoal.tables.spec import TableSpec
@@ -32,8 +32,8 @@ def run(tmp_path):
     """A run of one worker over TCP, and its folder."""
     folder = RunFolder.create(tmp_path, "run")
     with LocalEngine(folder) as engine:
-        options = RunOptions(workers=1, servers=1, transport="tcp")
-        for task in run_tasks(engine, options, time.time(), save=False):
+        how = ScriptRun(workers=1, servers=1, transport="tcp")
+        for task in cluster_of(ScriptApplication(Path(__file__), [], how), engine, time.time()):
             engine.start(task)
         yield folder
     assert not folder.token.exists()

@@ -6,12 +6,13 @@ import time
 
 import pytest
 
-from shoal.apps.train.command import tasks_of
-from shoal.apps.train.resume import join_run
+from shoal.apps.train.command import TrainApplication
 from shoal.engines.local import LocalEngine
-from shoal.jobs.spec import from_mapping
 from shoal.protocol.supervision import supervisor
 from shoal.reports.events import read_events
+from shoal.runs.job import from_mapping
+from shoal.runs.plan import tasks_of
+from shoal.runs.resume import join_run
 from shoal.storage.run_folder import RunFolder
 from tests.real.test_stragglers_ignored import steps
 from tests.real.waiting import until
@@ -38,7 +39,7 @@ def test_a_run_ends_that_went_on_without_a_stopped_process(
     given = {"data": "digits", "workers": 3, "epochs": 20, "out": str(tmp_path), **options}
     job, folder = from_mapping(given), RunFolder.create(tmp_path, "stopped")
     with LocalEngine(folder) as engine:
-        for task in tasks_of(job, engine, [], time.time()):
+        for task in tasks_of(TrainApplication(job, []), engine, time.time()):
             if task.name == "scheduler":
                 task.args["failure_timeout_s"] = 3.0
             engine.start(task)

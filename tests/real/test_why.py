@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.apps.bench.suites import stragglers
-from shoal.apps.train.command import run_job
+from shoal.apps.train.command import TrainApplication
 from shoal.apps.why import explain
 from shoal.cli import main
 from shoal.client.client import Client
@@ -17,8 +17,9 @@ from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, JoinTimeout
-from shoal.jobs.spec import from_mapping
 from shoal.reports.events import read_events
+from shoal.runs.job import from_mapping
+from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import TableSpec
@@ -97,7 +98,9 @@ def test_why_without_a_run_says_so(tmp_path):
         explain(str(tmp_path / "nowhere"))
     with pytest.raises(JoinTimeout, match="no scheduler answers"):
         explain(f"unix://{tmp_path}/nobody.sock")
-    summary = run_job(from_mapping({"epochs": 1, "max_steps": 2, "out": str(tmp_path)}), [])
+    summary = run_here(
+        TrainApplication(from_mapping({"epochs": 1, "max_steps": 2, "out": str(tmp_path)}), [])
+    )
     with pytest.raises(DataMissing, match="all workers have finished"):
         explain(summary["run_dir"])
 

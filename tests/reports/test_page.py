@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidValue
-from shoal.jobs.comparison import Comparison
 from shoal.reports.comparison import ComparedRuns
 from shoal.reports.events import Run
 from shoal.reports.page import page_of_comparison, page_of_run
+from shoal.runs.grid import Comparison
 
 RUN = Run(Path("/runs/wine-20260101-120000"), {"accuracy": 1.0}, {}, {}, [])
 

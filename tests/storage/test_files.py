@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from shoal.errors import DataCorrupt, DataMissing, UnknownFormat
-from shoal.jobs.spec import JobSpec, dump_job, load_job, load_run_job
 from shoal.reports.events import load_run, read_events
+from shoal.runs.job import JobSpec
+from shoal.runs.job_file import dump_job, load_job, load_run_job
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.event_log import NewEvents
 from shoal.storage.files import (

@@ -8,11 +8,12 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from shoal.apps.train.command import run_job
+from shoal.apps.train.command import TrainApplication
 from shoal.apps.train.setup import load_dataset, set_up
 from shoal.data.catalogue import find_source
-from shoal.jobs.spec import from_mapping
 from shoal.pytorch.model import LossModel
+from shoal.runs.job import from_mapping
+from shoal.runs.run import run_here
 from shoal.simulation.training import SimulatedWorker, simulate_training
 from shoal.strategies import StrategyOptions, strategies
 from shoal.tables.spec import Access
@@ -126,7 +127,7 @@ def simulate_job(job):
 def test_a_simulated_run_equals_a_real_one(tmp_path):
     job = job_of(tmp_path)
     torch.set_num_threads(1)
-    summary = run_job(job, [])
+    summary = run_here(TrainApplication(job, []))
     workers = simulate_job(job)
     real = load_file(Path(summary["run_dir"]) / "model.safetensors")
     for name, value in workers[0].model.module.state_dict().items():
@@ -164,7 +165,7 @@ def test_uneven_splits_under_allreduce_equal_sync(tmp_path):
         block_size=9,
         strategy="allreduce",
     )
-    summary = run_job(job, [])
+    summary = run_here(TrainApplication(job, []))
     real = load_file(Path(summary["run_dir"]) / "model.safetensors")
     workers = simulate_job(job.replace({"strategy": "sync"}))
     for name, value in workers[0].model.module.state_dict().items():

@@ -109,9 +109,9 @@ MODEL = """
 """
 SOON = f"""
 import sys
-from shoal.engines.options import FaultTolerantRun
-policy, soon = FaultTolerantRun.policy.fget, {{"failure_timeout_s": {TIMEOUT_S}.0}}
-FaultTolerantRun.policy = property(lambda self: policy(self) | soon)
+from shoal.runs.options import RunOptions
+policy, soon = RunOptions.policy.fget, {{"failure_timeout_s": {TIMEOUT_S}.0}}
+RunOptions.policy = property(lambda self: policy(self) | soon)
 from shoal.__main__ import main
 sys.argv[0] = "shoal"
 main()

@@ -24,8 +24,6 @@ from shoal.apps.word2vec.corpus import Corpus
 from shoal.data.cache import kept
 from shoal.data.datasets import load_csv
 from shoal.data.readers import read_idx
-from shoal.jobs.comparison import comparison_from, dump_comparison
-from shoal.jobs.spec import JobSpec, dump_job
 from shoal.keys import KeyRange, slot_of, split_evenly
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.machine import Save
@@ -34,6 +32,9 @@ from shoal.protocol.scheduler.leases.ledger import Granted, LedgerRecord, Span
 from shoal.protocol.scheduler.leases.log import LeaseGranted, LedgerBegun, WorkerGone
 from shoal.protocol.views import View
 from shoal.pytorch.worker_state import WorkerStates
+from shoal.runs.grid import comparison_from, dump_comparison
+from shoal.runs.job import JobSpec
+from shoal.runs.job_file import dump_job
 from shoal.simulation.scenario import Scenario
 from shoal.storage.checkpoints import Writer
 from shoal.storage.comparison_folder import ComparisonFolder

@@ -23,8 +23,7 @@ from shoal.apps.ctr.readers import Reader
 from shoal.apps.ctr.scores import figures
 from shoal.apps.ctr.spec import CtrSpec, Format, spec_of
 from shoal.apps.train import setup as train_setup
-from shoal.apps.train.command import _ledger, summarise
-from shoal.apps.train.resume import environment, resumed_at
+from shoal.apps.train.command import TrainApplication, summarise
 from shoal.apps.word2vec.corpus import load_ids, read_lines
 from shoal.apps.word2vec.vectors import pairs_in, questions_in
 from shoal.cli.group import main
@@ -36,7 +35,6 @@ from shoal.data.readers import read_cifar, read_idx, read_jpeg_tar
 from shoal.engines.local import reported
 from shoal.engines.roles import restored
 from shoal.errors import ProcessDied, ShoalError
-from shoal.jobs.spec import from_mapping, load_job
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.scheduler.options import SchedulerOptions
@@ -45,6 +43,9 @@ from shoal.reports.comparison import CellRuns, load_comparison
 from shoal.reports.events import load_run, time_to, write_tables
 from shoal.reports.figures import figures_of
 from shoal.reports.live import Live
+from shoal.runs.job import from_mapping
+from shoal.runs.job_file import load_job
+from shoal.runs.resume import environment, resumed_at
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.journal import Journal
 from shoal.storage.run_folder import RunFolder
@@ -193,8 +194,8 @@ def why_ended(run: Path) -> None:
 
 def ledger(run: Path) -> str:
     """As `shoal train --resume --on-worker-loss reassign`."""
-    record = _ledger(msgspec.structs.replace(JOB, resume=str(run), on_worker_loss="reassign"), 2)
-    return str(record)
+    job = msgspec.structs.replace(JOB, resume=str(run), on_worker_loss="reassign")
+    return str(TrainApplication(job, []).ledger(2))
 
 
 # ---------------------------------------------------------------------------- by kind

@@ -7,7 +7,8 @@ import runpy
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,7 @@ import msgspec
 from rich.console import Console
 
 from shoal.apps.script_job import ScriptRun, check_script, check_settings, job_of
-from shoal.apps.train.resume import (
-    begun_with,
-    environment,
-    join_run,
-    resumed_at,
-    words_of_change,
-)
 from shoal.engines.base import Task
-from shoal.engines.cluster import run_tasks, threads_of
 from shoal.engines.gathering import UNLIMITED_S
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import WorkerRole
@@ -31,11 +24,13 @@ from shoal.engines.output import Followed
 from shoal.engines.script_options import variables_of
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import anywhere, importable
-from shoal.jobs.spec import SCRIPT, dump_job
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.reports.events import read_events, write_tables
 from shoal.reports.logged import logged_summary, logged_tables
-from shoal.storage.lease_log import read_lease_log
+from shoal.runs.application import Application
+from shoal.runs.job_file import SCRIPT, dump_job
+from shoal.runs.resume import environment, ledger_of, resumed_at, words_of_change
+from shoal.runs.worker import threads_of
 from shoal.storage.run_folder import RunFolder
 
 IN_VARIABLES = (  # options of `shoal worker` that `shoal.init` reads in the environment
@@ -45,67 +40,94 @@ IN_VARIABLES = (  # options of `shoal worker` that `shoal.init` reads in the env
 SHOWN = 8  # number of names at the end of a run
 
 
-def run_script(
-    script: Path, args: list[str], how: ScriptRun, trust: bool = False
-) -> dict[str, Any]:
-    """Run `script` on new workers and servers, and return the run's summary.
+class ScriptApplication(Application[ScriptRun]):
+    """A user's script as the workers of a run.
 
-    The output of workers goes to their logs, and to this terminal according to `how.output`.
+    The output of workers goes to their logs, and to this terminal according to `spec.output`.
 
-    trust:  whether to continue from the files of another user, too
-
-    Raises:
-        NotTrusted: another user has left the run that it continues
-        InvalidValue: the script is not Python; or options that contradict each other, the strategy,
-            or the files of the run that it continues
-        UnknownName: no such strategy, or no such setting
-        DataMissing, DataCorrupt: there is no checkpoint to continue from, or it is damaged
-        ProcessDied, RangeLost: the run could not go on
+    path, args:  the script, and its arguments
     """
-    _check_syntax(script)
-    check_script(how)
-    how = msgspec.structs.replace(
-        how, imports=tuple(map(importable, how.imports)), strategy=anywhere(how.strategy)
-    )
-    start_clock = resumed_at(how.resume, how.resume_at, trust)
-    ledger = _ledger(how.resume, start_clock)
-    command = (str(script.resolve()), *args)
-    started_at = time.time()
-    folder = RunFolder.create(Path(how.out), how.title or script.stem, started_at)
-    before = job_of(Path(how.resume)) if start_clock else None
-    steps = before.steps_until(start_clock) if before is not None else ()
-    folder.write_job(
-        dump_job(
-            how,
-            SCRIPT,
-            script=[*command],
-            command=f"shoal run {_words(command, how)}",
-            steps_before=[*map(list, steps)],
+
+    name = SCRIPT
+    command = "run"
+    saves_shards = False
+
+    def __init__(self, path: Path, args: Sequence[str], spec: ScriptRun) -> None:
+        super().__init__(spec)
+        self._path = path
+        self.script = (str(path.resolve()), *args)
+        self._steps: tuple[tuple[int, int], ...] = ()  # as `ScriptJob.steps_before`
+
+    @property
+    def title(self) -> str:
+        return self._path.stem
+
+    def check(self) -> None:
+        _check_syntax(self._path)
+        check_script(self.spec)
+        self.imports = tuple(map(importable, self.spec.imports))
+        self.spec = msgspec.structs.replace(
+            self.spec, imports=self.imports, strategy=anywhere(self.spec.strategy)
         )
-    )
-    resumed = {**environment(how.resume, start_clock), "SHOAL_RESUMED_STEPS": json.dumps(steps)}
-    with LocalEngine(folder) as engine:
-        for task in run_tasks(
-            engine,
-            how,
-            started_at,
-            init=begun_with(how.resume, start_clock),
-            start_clock=start_clock,
-            save=False,
-            imports=how.imports,
-            script=command,
-            ledger=ledger,
-            **how.policy,
-        ):
-            engine.start(task)
-        for task in _workers(engine, command, how, resumed):
-            engine.start(task)
-        others = [f"worker-{rank}" for rank in range(1, how.workers if how.output == "all" else 1)]
-        with Followed({name: folder.log(name) for name in others}) as followed:
-            join_run(engine, how, "run", _words(command, how), followed.show)
-    summary = _summarise(how, script, folder, started_at)
-    folder.write_summary(summary)
-    return summary
+
+    def prepare(self, start_clock: int, console: Console) -> None:
+        before = job_of(Path(self.spec.resume)) if start_clock else None
+        self._steps = before.steps_until(start_clock) if before is not None else ()
+
+    def job(self) -> str:
+        return dump_job(
+            self.spec,
+            SCRIPT,
+            script=[*self.script],
+            command=f"shoal run {self.words()}",
+            steps_before=[*map(list, self._steps)],
+        )
+
+    def ledger(self, start_clock: int) -> LedgerRecord | None:
+        return ledger_of(self.spec.resume, start_clock)
+
+    def worker_tasks(self, engine: LocalEngine, started_at: float, start_clock: int) -> list[Task]:
+        how, threads = self.spec, threads_of(self.spec.workers)
+        env = {
+            "SHOAL_SCHEDULER": engine.address("scheduler"),
+            "SHOAL_TOKEN": engine.token,  # not another cluster's
+            "SHOAL_SYNC_TIMEOUT_S": str(how.sync_timeout_s),
+            "SHOAL_ON_TIMEOUT": how.on_timeout,
+            "SHOAL_ON_WORKER_LOSS": how.on_worker_loss,
+            "SHOAL_INIT_TIMEOUT_S": str(UNLIMITED_S),
+            "SHOAL_WORLD_SIZE": str(how.workers),
+            "SHOAL_RUN_DIR": str(engine.folder.path.resolve()),
+            "OMP_NUM_THREADS": str(threads),
+            **variables_of(how),
+            **environment(how.resume, start_clock),
+            "SHOAL_RESUMED_STEPS": json.dumps(self._steps),
+        }
+        script, *args = self.script
+        return [
+            Task(
+                f"worker-{rank}",
+                "shoal.apps.script:worker_main",
+                {"script": script, "args": args, "threads": threads},
+                env={**env, "SHOAL_RANK": str(rank)},
+                inherit_output=rank == 0 and how.output != "none",
+            )
+            for rank in range(how.workers)
+        ]
+
+    def words(self) -> str:
+        """Return the words of a command that runs the same script again."""
+        before = job_of(Path(self.spec.resume)) if self.spec.resume else None
+        options = words_of_change(self.spec, ScriptRun(), *filter(None, [before]))
+        return shlex.join([*options, *self.script])
+
+    @contextmanager
+    def display(self, console: Console, folder: RunFolder) -> Iterator[Callable[[], None]]:
+        others = range(1, self.spec.workers if self.spec.output == "all" else 1)
+        with Followed({f"worker-{rank}": folder.log(f"worker-{rank}") for rank in others}) as logs:
+            yield logs.show
+
+    def summarise(self, folder: RunFolder, started_at: float) -> dict[str, Any]:
+        return _summarise(self.spec, self._path, folder, started_at)
 
 
 def _summarise(
@@ -148,55 +170,11 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         )
 
 
-def _workers(
-    engine: LocalEngine, command: Sequence[str], how: ScriptRun, resumed: Mapping[str, str]
-) -> Iterator[Task]:
-    threads = threads_of(how.workers)
-    env = {
-        "SHOAL_SCHEDULER": engine.address("scheduler"),
-        "SHOAL_TOKEN": engine.token,  # not another cluster's
-        "SHOAL_SYNC_TIMEOUT_S": str(how.sync_timeout_s),
-        "SHOAL_ON_TIMEOUT": how.on_timeout,
-        "SHOAL_ON_WORKER_LOSS": how.on_worker_loss,
-        "SHOAL_INIT_TIMEOUT_S": str(UNLIMITED_S),
-        "SHOAL_WORLD_SIZE": str(how.workers),
-        "SHOAL_RUN_DIR": str(engine.folder.path.resolve()),
-        "OMP_NUM_THREADS": str(threads),
-        **variables_of(how),
-        **resumed,
-    }
-    script, *args = command
-    for rank in range(how.workers):
-        yield Task(
-            f"worker-{rank}",
-            "shoal.apps.script:worker_main",
-            {"script": script, "args": args, "threads": threads},
-            env={**env, "SHOAL_RANK": str(rank)},
-            inherit_output=rank == 0 and how.output != "none",
-        )
-
-
 def _check_syntax(script: Path) -> None:
     try:
         compile(script.read_bytes(), script, "exec")
     except (SyntaxError, ValueError, OSError) as error:
         raise InvalidValue(f"{script} is not a Python script: {error}") from None
-
-
-def _words(command: Sequence[str], how: ScriptRun) -> str:
-    """Return the words of a command that runs the same script again, from another checkpoint."""
-    before = job_of(Path(how.resume)) if how.resume else None
-    options = words_of_change(how, ScriptRun(), *filter(None, [before]))
-    return shlex.join([*options, *command])
-
-
-def _ledger(resume: str, start_clock: int) -> LedgerRecord | None:
-    """Return the lease ledger as of the checkpoint, if the script took leases."""
-    leases = RunFolder(Path(resume)).leases
-    if not start_clock or not leases.exists():
-        return None
-    record = read_lease_log(leases).as_of(start_clock)
-    return record if record.batches else None
 
 
 def worker_main(script: str, args: list[str], threads: int = 0) -> None:

@@ -11,7 +11,6 @@ import msgspec
 
 from shoal.apps.train.checks import check_strategy
 from shoal.engines.options import (
-    FaultTolerantRun,
     Hyperparameters,
     Imports,
     Output,
@@ -19,18 +18,18 @@ from shoal.engines.options import (
     Settings,
     Staleness,
     WorkerRole,
-    check_staleness,
 )
 from shoal.errors import DataMissing, InvalidValue
-from shoal.jobs.spec import SCRIPT, another_application, converted, inherited, load_run_job
-from shoal.jobs.trust import check_run, code_of, told
+from shoal.runs.job_file import SCRIPT, another_application, converted, inherited, load_run_job
+from shoal.runs.options import RunOptions, check_staleness
+from shoal.runs.trust import check_run, code_of, told
 from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import USUAL, StrategyOptions, strategies
 from shoal.strategies.settings import settings_of
 
 
-class ScriptRun(FaultTolerantRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScriptRun(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a script is run: the options of `shoal run`."""
 
     imports: Imports = ()

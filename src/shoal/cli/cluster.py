@@ -15,7 +15,7 @@ from rich.console import Console
 from shoal.apps.script_job import ScriptRun, continued_script
 from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, plain, trusts
 from shoal.engines.options import SchedulerRole, ServerRole, WorkerRole
-from shoal.jobs.spec import converted
+from shoal.runs.job_file import converted
 
 _file = click.Path(exists=True, dir_okay=False)
 _script = click.argument("script", type=_file)
@@ -55,7 +55,8 @@ def run(
     shoal run --workers 4 --strategy diloco --set tau=20 train.py --lr 0.1
     shoal run --resume shoal-runs/train-20261122-160000 --workers 2
     """
-    from shoal.apps.script import run_script, show_summary
+    from shoal.apps.script import ScriptApplication, show_summary
+    from shoal.runs.run import run_here
 
     asked = plain(given(), ScriptRun)
     if "resume" in asked:
@@ -67,7 +68,7 @@ def run(
     else:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     with ended_by_signals():
-        summary = run_script(path, words, how, trust)
+        summary = run_here(ScriptApplication(path, words, how), trust=trust)
     if as_json:
         click.echo(json.dumps(summary))
     else:
@@ -78,8 +79,8 @@ def run(
 @options_of(SchedulerRole, required=("workers", "servers"))
 def scheduler(**options: Any) -> None:
     """Be the scheduler of a cluster on several machines."""
-    from shoal.apps.train.resume import begun_with, resumed_at
     from shoal.engines.roles import run_scheduler
+    from shoal.runs.resume import begun_with, resumed_at
 
     role = converted(options, SchedulerRole)
     if start_clock := resumed_at(role.resume, role.resume_at):
@@ -101,8 +102,8 @@ def scheduler(**options: Any) -> None:
 @trusts
 def server(trust: bool, **options: Any) -> None:
     """Be a server of a cluster on several machines."""
-    from shoal.apps.train.resume import begun_with, resumed_at
     from shoal.engines.roles import own_address, run_server
+    from shoal.runs.resume import begun_with, resumed_at
 
     role = converted(options, ServerRole)
     if role.checkpoint_every and not role.out:

@@ -25,10 +25,11 @@ from shoal.cli.group import (
 from shoal.engines.pairs import pairs_of, value_of, values_of
 from shoal.errors import UsageError
 from shoal.extras import require
-from shoal.jobs.comparison import AXES, Comparison, comparison_from
-from shoal.jobs.simulated_time import SimulatedTime
-from shoal.jobs.spec import JobSpec, load_job
-from shoal.jobs.trust import check_job_file, check_run
+from shoal.runs.grid import AXES, Comparison, comparison_from
+from shoal.runs.job import JobSpec
+from shoal.runs.job_file import load_job
+from shoal.runs.simulated_time import SimulatedTime
+from shoal.runs.trust import check_job_file, check_run
 from shoal.storage.comparison_folder import ComparisonFolder
 from shoal.storage.run_folder import RunFolder
 
@@ -132,11 +133,11 @@ def report(
     shoal report shoal-runs/compare-mnist-20261122-160000 --json
     shoal report shoal-runs/compare-mnist-20261122-160000 --svg figures --csv figures
     """
-    from shoal.jobs.spec import load_run_job
     from shoal.reports.comparison import load_comparison
     from shoal.reports.events import load_run
     from shoal.reports.exports import write_csv, write_svg
     from shoal.reports.page import packages, page_of_comparison, page_of_run
+    from shoal.runs.job_file import load_run_job
 
     packages()  # before anything is written
     if svg_to:

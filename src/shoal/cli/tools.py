@@ -34,7 +34,7 @@ from shoal.cli.group import (
 )
 from shoal.cli.training import job_values
 from shoal.extras import require
-from shoal.jobs.spec import JobSpec, from_mapping
+from shoal.runs.job import JobSpec, from_mapping
 
 CHAOS: dict[str, Any] = {"servers": 3, "workers": 3, "replicas": 2}  # defaults of its own
 

@@ -15,8 +15,9 @@ from rich.console import Console
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, plain, tell, trusts
-from shoal.jobs.spec import JobSpec, continued, from_mapping, load_job
-from shoal.jobs.trust import check_job_file
+from shoal.runs.job import JobSpec, continued, from_mapping
+from shoal.runs.job_file import load_job
+from shoal.runs.trust import check_job_file
 
 
 @main.command(short_help="train a model on this machine", cleans=True)
@@ -37,10 +38,11 @@ def train(job: str | None, as_json: bool, next_steps: bool, trust: bool, **optio
     shoal train csv:wine.csv.gz --model mlp --lr 0.05
     shoal train --data mine.py:load --model mine.py:make
     """
-    from shoal.apps.train.command import run_job
+    from shoal.apps.train.command import TrainApplication
     from shoal.data.places import search_path
     from shoal.reports.events import load_run
     from shoal.reports.live import show_summary
+    from shoal.runs.run import run_here
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
@@ -48,7 +50,7 @@ def train(job: str | None, as_json: bool, next_steps: bool, trust: bool, **optio
     folders = search_path(Path(spec.data_dir) if spec.data_dir else None, os.environ)
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_job(spec, folders, console, started_at, trust)
+        summary = run_here(TrainApplication(spec, folders), console, started_at, trust)
     if not as_json:
         losses = load_run(summary["run_dir"]).steps.get(0, {}).get("loss", [])
         show_summary(console, summary, losses)
@@ -74,14 +76,15 @@ def train_ctr(as_json: bool, trust: bool, **options: Any) -> None:
     shoal train ctr criteo.txt.gz --model fm --hash-bits 24
     shoal train ctr --resume shoal-runs/ctr-lr-20261122-160000
     """
-    from shoal.apps.ctr.command import run_ctr, show_summary, spec_from
+    from shoal.apps.ctr.command import CtrApplication, show_summary, spec_from
+    from shoal.runs.run import run_here
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
     spec = spec_from({name: value for name, value in given().items() if name in options})
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_ctr(spec, console, started_at, trust)
+        summary = run_here(CtrApplication(spec), console, started_at, trust)
     tell(as_json, summary, show_summary)
 
 
@@ -102,7 +105,8 @@ def train_word2vec(as_json: bool, trust: bool, texts: tuple[str, ...], **options
     shoal train word2vec text.txt --model cbow --dim 200 --threads 2 --workers 1
     shoal train word2vec walks.txt --tokens space --min-count 1
     """
-    from shoal.apps.word2vec.command import run_words, show_summary, spec_from
+    from shoal.apps.word2vec.command import WordsApplication, show_summary, spec_from
+    from shoal.runs.run import run_here
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
@@ -110,7 +114,7 @@ def train_word2vec(as_json: bool, trust: bool, texts: tuple[str, ...], **options
     spec = spec_from(named | {name: v for name, v in given().items() if name in options})
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_words(spec, console, started_at, trust=trust)
+        summary = run_here(WordsApplication(spec), console, started_at, trust)
     tell(as_json, summary, show_summary)
 
 

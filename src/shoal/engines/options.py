@@ -1,4 +1,4 @@
-"""Options of runs and of their processes, each declared once: name, unit, default, bounds, help.
+"""Options of processes, and those that runs share with them: name, unit, default, bounds, help.
 
 A field with a help text is an option of the command line, under the heading of its section, and a
 key of a job's file. A field without one is passed between Shoal's own processes. Importable without
@@ -16,7 +16,6 @@ from msgspec import Meta
 from shoal.engines.pairs import words_of
 from shoal.errors import InvalidValue
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
-from shoal.protocol.worker.options import OnTimeout
 from shoal.tables.sizes import bytes_of
 from shoal.tables.spec import Options
 
@@ -64,79 +63,6 @@ ResumeAt = Annotated[int, option("Checkpoints", "clock of the checkpoint to cont
 Scheduler = Annotated[str, option("Network", "address of the scheduler: tcp://HOST:PORT or unix:///PATH")]
 Rank = Annotated[int, option("Network", "rank to ask for; any free one if not given", ge=-1)]
 InitTimeoutS = Annotated[float, option("Network", "seconds to wait until the cluster is complete", gt=0)]
-
-
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run on this machine."""
-
-    workers: Workers = 2
-    servers: Servers = 1
-    replicas: Replicas = 1
-    memory: Memory = ""
-    transport: Annotated[Literal["unix", "tcp"], option("Network", "sockets between the processes of this machine")] = "unix"
-    sync_timeout_s: Annotated[float, option("Network", "seconds after which a waiting request is asked about, and workers that it waits for are reminded; it fails after twice as many", gt=0)] = 10.0
-    title: Annotated[str, option("Output", "first part of the name of the run's folder", max_length=100)] = ""
-    out: Annotated[str, option("Output", "folder for the folders of runs")] = "shoal-runs"
-
-    def __post_init__(self) -> None:
-        check_replicas(self.replicas, self.servers)
-        check_memory(self.memory)
-
-
-class ResumableRun(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run that writes checkpoints, and continues from those of another."""
-
-    checkpoint_every: CheckpointEvery = 0
-    checkpoint_every_s: CheckpointEveryS = 0.0
-    keep_checkpoints: KeepCheckpoints = KEPT
-    resume: Resume = ""
-    resume_at: ResumeAt = -1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.resume_at >= 0 and not self.resume:
-            raise InvalidValue("--resume-at chooses a checkpoint of a run: add --resume RUN")
-
-    @property
-    def saves(self) -> bool:
-        """Whether the run writes checkpoints."""
-        return self.checkpoint_every > 0 or self.checkpoint_every_s > 0
-
-    @property
-    def uses_servers(self) -> bool:
-        """Whether the parameters are in tables on servers."""
-        return self.servers > 0
-
-    @property
-    def keeps_states(self) -> bool:
-        """Whether a checkpoint is complete only with the states of its workers."""
-        return False
-
-
-class FaultTolerantRun(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run that may continue without some of its workers."""
-
-    on_worker_loss: Annotated[Literal["stop", "drop", "replace", "reassign"], option("Fault tolerance", "when a worker fails: stop the run; drop the worker; replace it by a new process; or drop it and have the others do its batches (reassign)")] = "stop"
-    slow_workers: SlowWorkers = "wait"
-    on_timeout: Annotated[OnTimeout, option("Fault tolerance", "when a request has waited for others for --sync-timeout-s: wait for them; ask servers and workers, and fail without an answer in as much time again; or drop the late workers (p2p: go on without them until they are back)")] = "ask"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.on_timeout == "drop" and self.slow_workers != "wait":
-            raise InvalidValue(
-                f"--on-timeout drop and --slow-workers {self.slow_workers} both say when a slow "
-                "worker is dropped: give one of them"
-            )
-
-    @property
-    def policy(self) -> dict[str, Any]:
-        """The fields of `SchedulerRole` for lost and slow workers."""
-        return {
-            "on_worker_loss": "drop" if self.on_worker_loss == "reassign" else self.on_worker_loss,
-            "elastic": self.on_worker_loss == "replace" or self.slow_workers == "backup",
-            "slow_workers": self.slow_workers,
-            "drop_after_s": self.sync_timeout_s if self.on_timeout == "drop" else 0.0,
-        }
 
 
 class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -236,8 +162,8 @@ class WorkerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def flag_of(schema: type[msgspec.Struct], field: str) -> str:
     """Return the flag of a field with a help text.
 
-    >>> flag_of(RunOptions, "sync_timeout_s"), flag_of(WorkerRole, "optimizer_options")
-    ('--sync-timeout-s', '--optimizer-option')
+    >>> flag_of(WorkerRole, "init_timeout_s"), flag_of(WorkerRole, "optimizer_options")
+    ('--init-timeout-s', '--optimizer-option')
     """
     _, meta = get_args(get_type_hints(schema, include_extras=True)[field])
     return str(meta.extra["flag"]) or f"--{field.replace('_', '-')}"
@@ -260,20 +186,6 @@ def words_for(options: msgspec.Struct, fields: Collection[str]) -> list[str]:
     return words
 
 
-def check_replicas(replicas: int, servers: int) -> None:
-    """Refuse more replicas than servers: each copy of a row is on a server of its own.
-
-    >>> check_replicas(3, 1)
-    Traceback (most recent call last):
-        ...
-    shoal.errors.InvalidValue: --replicas 3 needs at least 3 servers (got 1)
-    """
-    if replicas > max(servers, 1):
-        raise InvalidValue(
-            f"--replicas {replicas} needs at least {replicas} servers (got {servers})"
-        )
-
-
 def check_memory(memory: str) -> None:
     """Refuse a text that is neither a size nor empty.
 
@@ -287,21 +199,3 @@ def check_memory(memory: str) -> None:
             bytes_of(memory)
         except InvalidValue as error:
             raise InvalidValue(f"--memory: {error.message}") from None
-
-
-def check_staleness(staleness: int, strategy: str) -> None:
-    """Refuse a staleness for a strategy without such a bound.
-
-    >>> check_staleness(2, "sync")
-    Traceback (most recent call last):
-        ...
-    shoal.errors.InvalidValue: staleness belongs to strategy 'ssp', not to 'sync'
-    """
-    if staleness and strategy != "ssp":
-        raise InvalidValue(f"staleness belongs to strategy 'ssp', not to {strategy!r}")
-
-
-def need_servers(servers: int) -> None:
-    """Refuse zero servers for a run whose tables are on servers."""
-    if servers < 1:
-        raise InvalidValue("--servers 0: the parameters of this run are on servers, give 1 or more")

@@ -15,11 +15,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from shoal.errors import DataCorrupt, DataMissing, ShoalError
-from shoal.jobs.comparison import WEIGHTS, Comparison, comparison_of
-from shoal.jobs.spec import load_job
 from shoal.reports.curves import Curves, curves_of
 from shoal.reports.events import Run, load_run
 from shoal.reports.logged import logged_summary
+from shoal.runs.grid import WEIGHTS, Comparison, comparison_of
+from shoal.runs.job_file import load_job
 from shoal.storage.comparison_folder import ComparisonFolder
 
 THRESHOLD_STEP = 0.005  # thresholds are multiples of it

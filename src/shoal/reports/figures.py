@@ -11,9 +11,9 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from shoal.jobs.comparison import names_of
 from shoal.reports.comparison import CellRuns, time_to
 from shoal.reports.curves import Curves, Point
+from shoal.runs.grid import names_of
 
 Trace = dict[str, Any]
 AXES_X = ("step", "seconds", "bytes")  # that a learning curve is drawn against

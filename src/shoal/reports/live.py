@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from shoal.reports.numbers import decimal_bytes, percent, seconds, significant
 from shoal.storage.event_log import NewEvents
+from shoal.storage.run_folder import RunFolder
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -47,6 +49,21 @@ def progress_console(wanted: bool | None) -> Console:
     console = Console(stderr=True)
     shown = console.is_terminal or console.is_jupyter if wanted is None else wanted
     return console if shown else Console(quiet=True)
+
+
+@contextmanager
+def live(
+    console: Console, folder: RunFolder, workers: int, epochs: int
+) -> Iterator[Callable[[], None]]:
+    """Show a bar for each worker of a run; yield the function that brings them up to date.
+
+    A quiet console shows nothing, and its events are not read.
+    """
+    if console.quiet:
+        yield lambda: None
+        return
+    with Live(console, folder.events, workers, epochs) as bars:
+        yield bars.tick
 
 
 class Live:

@@ -14,12 +14,12 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.extras import require
-from shoal.jobs.comparison import Comparison, label_of, names_of, strategy_label
-from shoal.jobs.spec import SCRIPT
 from shoal.reports.comparison import CellRuns, ComparedRuns
 from shoal.reports.events import Run
 from shoal.reports.figures import Figure, figures_of
 from shoal.reports.numbers import decimal_bytes, percent, seconds, significant
+from shoal.runs.grid import Comparison, label_of, names_of, strategy_label
+from shoal.runs.job_file import SCRIPT
 from shoal.storage.files import write_whole
 
 Row = Mapping[str, Any]

@@ -11,8 +11,8 @@ from shoal.apps.chaos import faults
 from shoal.apps.chaos.command import DRAWN, draw_faults
 from shoal.apps.chaos.faults import RECOVERY_S, FaultInjector
 from shoal.errors import InvalidValue, JoinTimeout
-from shoal.jobs.spec import JobSpec
 from shoal.protocol.scheduler.options import SchedulerOptions
+from shoal.runs.job import JobSpec
 from shoal.simulation.faults.schedule import LASTING, fault_of
 
 

@@ -4,11 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from shoal import ctr
-from shoal.apps.ctr.command import run_ctr, spec_from
+from shoal.apps.ctr.command import CtrApplication, spec_from
 from shoal.apps.ctr.predicting import Scorer
 from shoal.apps.ctr.spec import KEY_RULE, CtrSpec, job_text, spec_of
 from shoal.errors import UnknownFormat
-from shoal.jobs.spec import dump_job
+from shoal.runs.job_file import dump_job
+from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder
 
 SPEC = CtrSpec(format="csv", label="label", categorical="city")
@@ -51,7 +52,7 @@ def test_a_run_does_not_begin_with_the_weights_of_another_rule(tmp_path):
     (tmp_path / "rows.csv").write_text("city,label\nOslo,1\n")
     spec = CtrSpec(train=str(tmp_path / "rows.csv"), init=str(run), out=str(tmp_path / "runs"))
     with pytest.raises(UnknownFormat, match="the run's keys follow rule 1"):
-        run_ctr(spec, None)
+        run_here(CtrApplication(spec))
     assert not (tmp_path / "runs").exists()
 
 

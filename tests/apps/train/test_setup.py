@@ -4,7 +4,7 @@ import pytest
 
 from shoal.apps.train.setup import check_steps, updates_of
 from shoal.errors import InvalidValue
-from shoal.jobs.spec import from_mapping
+from shoal.runs.job import from_mapping
 from shoal.strategies import strategies
 
 UNEVEN = [range(12 * 64), range(11 * 64)]

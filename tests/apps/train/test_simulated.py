@@ -7,10 +7,10 @@ import torch
 
 from shoal.apps.train.simulated import measured_batch_s, simulate_job
 from shoal.errors import InvalidValue
-from shoal.jobs.simulated_time import SimulatedTime
-from shoal.jobs.spec import from_mapping
 from shoal.reports.curves import curves_of
 from shoal.reports.events import load_run
+from shoal.runs.job import from_mapping
+from shoal.runs.simulated_time import SimulatedTime
 from shoal.storage.run_folder import RunFolder
 
 

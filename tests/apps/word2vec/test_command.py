@@ -15,7 +15,7 @@ from shoal.apps.word2vec.command import spec_from
 from shoal.apps.word2vec.vectors import Vectors
 from shoal.cli import main
 from shoal.errors import InvalidValue, UnknownName
-from shoal.jobs.spec import load_run_job
+from shoal.runs.job_file import load_run_job
 from shoal.storage.run_folder import RunFolder
 
 PROSE = "The Cat sat, and the cat ran; in 1914 -- THE END.\n"

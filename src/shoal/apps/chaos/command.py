@@ -23,17 +23,19 @@ from shoal.apps.chaos.faults import LASTS_S, FaultInjector, InjectedFault
 from shoal.apps.chaos.processes import OVER, PROBE, PROBES
 from shoal.apps.chaos.write_log import TABLE, Verdict, judge
 from shoal.apps.train.checks import check_job
-from shoal.apps.train.command import run_job, summarise, tasks_of
-from shoal.apps.train.resume import resumed_at
+from shoal.apps.train.command import TrainApplication, summarise
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine
 from shoal.engines.local import LocalEngine
 from shoal.engines.roles import BROKEN_HERE_S
 from shoal.errors import DataMissing, InvalidValue, RangeLost
-from shoal.jobs.spec import JobSpec, dump_job
 from shoal.protocol.scheduler.options import SchedulerOptions
-from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.reports.events import write_tables
+from shoal.runs.job import JobSpec
+from shoal.runs.job_file import dump_job
+from shoal.runs.plan import tasks_of
+from shoal.runs.resume import resumed_at
+from shoal.runs.run import run_here
 from shoal.simulation.faults.schedule import FAULT_NAMES, LASTING, Fault, fault_of
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
@@ -64,7 +66,7 @@ def run_chaos(
     early:     whether to inject the next fault before all rows have all their replicas again: the
                last replica of some rows may be killed. Then the job ends with RangeLost, and is
                resumed from its last checkpoint
-    trust:     as for `run_job`
+    trust:     as for `run_here`
 
     Raises:
         InvalidValue: a job whose rows have one replica, a strategy without servers, or links that
@@ -81,7 +83,7 @@ def run_chaos(
     job = msgspec.structs.replace(job, on_worker_loss="replace")
     check_job(job)
     with console.status("the same job, undisturbed"):
-        undisturbed = run_job(job, data_dirs, trust=trust)
+        undisturbed = run_here(TrainApplication(job, data_dirs), trust=trust)
     folder = RunFolder.create(Path(job.out), job.title or "chaos")
     folder.write_job(dump_job(job.resolved))
     if early and not job.saves:
@@ -109,8 +111,7 @@ def run_chaos(
             bar.update(shown, completed=len(injector.injected))
 
         try:
-            sizes = job.servers, job.replicas, job.workers
-            engine.join(tick, tick_s=0.01, policy=loss_policy(*sizes, job.on_worker_loss))
+            engine.join(tick, tick_s=0.01, policy=job.losses)
         except RangeLost as lost:
             if not early:
                 raise
@@ -175,7 +176,7 @@ def _resumed(
     held = SavedShards(folder.checkpoint(start_clock)).merged(TABLE.name) if start_clock else None
     verdict = msgspec.structs.asdict(judge(folder.path / "writes", _times(held)))
     rolled_back = verdict.pop("acknowledged_lost")  # pushes after the checkpoint
-    summary = run_job(goes_on, data_dirs, trust=trust)
+    summary = run_here(TrainApplication(goes_on, data_dirs), trust=trust)
     return {
         "kills": sum(each.fault.what == "kill" for each in injected),
         "range_lost": lost.message,
@@ -199,7 +200,7 @@ def _tasks(
 ) -> Iterable[Task]:
     """Yield the job's tasks, with workers that log their writes, and with a prober."""
     where, token = str(write_log.resolve()), {"token": secrets.token_hex(16)}
-    for task in tasks_of(job, engine, data_dirs, started_at, more_workers=1):
+    for task in tasks_of(TrainApplication(job, data_dirs), engine, started_at, more_workers=1):
         task = replace(task, args={**task.args, **token})
         if task.name.startswith("server"):  # a restarted server must not wait for its imports
             task = replace(task, preload=SPARSE)

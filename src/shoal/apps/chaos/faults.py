@@ -16,7 +16,7 @@ import msgspec
 from shoal.engines.hosts import Hosts
 from shoal.engines.local import LocalEngine
 from shoal.errors import JoinTimeout
-from shoal.jobs.spec import JobSpec
+from shoal.runs.job import JobSpec
 from shoal.simulation.faults.schedule import Fault
 from shoal.storage.event_log import NewEvents
 

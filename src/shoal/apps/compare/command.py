@@ -23,12 +23,12 @@ from shoal.apps.compare.runs import (
 from shoal.apps.train.checks import check_inputs, check_job
 from shoal.data.places import search_path
 from shoal.errors import InvalidValue, UnknownName
-from shoal.jobs.comparison import Comparison, comparison_from, dump_comparison
-from shoal.jobs.simulated_time import check_simulated
-from shoal.jobs.spec import JobSpec
 from shoal.reports.comparison import ComparedRuns, load_comparison, read_comparison
 from shoal.reports.live import progress_console, show_comparison
 from shoal.reports.page import packages, page_of_comparison
+from shoal.runs.grid import Comparison, comparison_from, dump_comparison
+from shoal.runs.job import JobSpec
+from shoal.runs.simulated_time import check_simulated
 from shoal.storage.comparison_folder import ComparisonFolder
 
 
@@ -85,7 +85,7 @@ def run_comparison(
         data_dirs: the folders to search for data sets.
         console: the console that shows progress.
         jobs: the number of simulated runs at a time; 0: as many as there are cores.
-        trust: whether to continue from the files of another user, as for `run_job`.
+        trust: whether to continue from the files of another user, as for `run_here`.
 
     Raises:
         KeyboardInterrupt: the text says how to go on.

@@ -13,14 +13,15 @@ from typing import Any
 import msgspec
 
 from shoal.apps.process_pool import process_pool
-from shoal.apps.train.command import run_job
+from shoal.apps.train.command import TrainApplication
 from shoal.apps.train.simulated import measured_batch_s, simulate_job
 from shoal.engines.hosts import Hosts, HostsEngine, check_hosts
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue, ShoalError
-from shoal.jobs.comparison import Cell, Comparison
-from shoal.jobs.simulated_time import SimulatedTime
-from shoal.jobs.spec import JobSpec
+from shoal.runs.grid import Cell, Comparison
+from shoal.runs.job import JobSpec
+from shoal.runs.run import run_here
+from shoal.runs.simulated_time import SimulatedTime
 from shoal.storage.comparison_folder import ComparisonFolder
 from shoal.storage.run_folder import RunFolder
 
@@ -67,7 +68,8 @@ def on_processes(
                 engine_of: Any = LocalEngine
                 if run.cell.bandwidth:
                     engine_of = _limited(stack, run)
-                run_job(run.job, data_dirs, trust=trust, engine_of=engine_of)
+                application = TrainApplication(run.job, data_dirs)
+                run_here(application, trust=trust, engine_of=engine_of)
         except ShoalError as failed:
             error = failed.message
         yield run.name, error

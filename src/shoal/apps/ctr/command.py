@@ -20,18 +20,17 @@ from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import METRICS, PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.sources import Source, check_alike, check_trainable
-from shoal.apps.ctr.spec import CtrSpec, job_text, spec_of
+from shoal.apps.ctr.spec import APPLICATION, CtrSpec, job_text, spec_of
 from shoal.apps.result import RunResult
-from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.engines.base import SPARSE
-from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
-from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.extras import require
-from shoal.jobs.spec import converted
-from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.reports.events import read_events
-from shoal.reports.live import Live, progress_console
+from shoal.reports.live import live, progress_console
+from shoal.runs.application import Application, Display
+from shoal.runs.job_file import converted
+from shoal.runs.resume import begun_with
+from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder, shard_files
 
 # the figures of each worker
@@ -95,7 +94,7 @@ def train(
     for name in ("categorical", "numeric"):
         if isinstance(values.get(name), list | tuple):
             values[name] = ",".join(map(str, values[name]))
-    summary = run_ctr(spec_from(values), progress_console(progress), trust=trust)
+    summary = run_here(CtrApplication(spec_from(values)), progress_console(progress), trust=trust)
     for text in summary["warnings"]:
         warnings.warn(text, stacklevel=2)
     return RunResult(summary, Path(summary["run_dir"]))
@@ -114,72 +113,73 @@ def spec_from(values: Mapping[str, Any]) -> CtrSpec:
     return converted({**before, "resume_at": -1, **values}, CtrSpec)
 
 
-def run_ctr(
-    spec: CtrSpec, console: Console, started_at: float | None = None, trust: bool = False
-) -> dict[str, Any]:
-    """Train on this machine, and return the summary of the run.
+class CtrApplication(Application[CtrSpec]):
+    """Training of a click-through-rate model."""
 
-    trust:  whether to continue even a run that another user has left
+    name = APPLICATION
+    command = "train ctr"
+    entry = "shoal.apps.ctr.worker:run_ctr_worker"
+    preload = SPARSE
 
-    Raises:
-        NotTrusted: another user has left the run that this one continues
-        DataMissing, DataCorrupt: a file is missing or malformed
-        ShoalError: the error of a process of the run
-    """
-    require("sklearn", METRICS)  # fail before the training, not after it
-    started_at = time.time() if started_at is None else started_at
-    start_clock = resumed_at(spec.resume, spec.resume_at, trust)
-    doubts: list[str] = []
-    if spec.train:
-        source = Source(spec, spec.train)
-        spec = source.described()  # all later reads and predictions use it
-        check_trainable(spec, spec.train)
-        doubts = source.doubts()
-    else:
-        if spec.format not in ("auto", "dummy"):
-            raise InvalidValue(f"--format {spec.format} needs a training file: the sample is dummy")
-        spec = msgspec.structs.replace(spec, format="dummy")
-    for path in filter(None, (spec.valid, spec.test)):
-        check_alike(spec, path)
-        check_trainable(spec, path)
-    if start_clock:
-        spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, start_clock))
-    if spec.init:
-        shard_files(Path(spec.init))
-        if RunFolder(Path(spec.init)).job.exists():
-            spec_of(Path(spec.init))  # refuses keys of another rule
-    folder = RunFolder.create(Path(spec.out), spec.title or f"ctr-{spec.model}", started_at)
-    if not spec.train:
-        train, test = write_sample(folder.path, spec.seed)
-        spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
-    if spec.model == "deepfm" and not spec.fields:
-        spec = msgspec.structs.replace(spec, fields=_fields(spec))
-    folder.write_job(job_text(spec))
-    with LocalEngine(folder) as engine:
-        cluster = run_tasks(
-            engine, spec, started_at, init=spec.init, start_clock=start_clock, preload=SPARSE
-        )
-        workers = worker_tasks(
-            engine,
-            spec.workers,
-            "shoal.apps.ctr.worker:run_ctr_worker",
-            spec=msgspec.to_builtins(spec),
-            started_at=started_at,
-            threads=threads_of(spec.workers),
-            start_clock=start_clock,
-        )
-        for task in (*cluster, *workers):
-            engine.start(task)
+    def __init__(self, spec: CtrSpec) -> None:
+        super().__init__(spec)
+        self._doubts: list[str] = []
+
+    @property
+    def title(self) -> str:
+        return f"ctr-{self.spec.model}"
+
+    def check(self) -> None:
+        require("sklearn", METRICS)  # fail before the training, not after it
+
+    def prepare(self, start_clock: int, console: Console) -> None:
+        spec = self.spec
+        if spec.train:
+            source = Source(spec, spec.train)
+            spec = source.described()  # all later reads and predictions use it
+            check_trainable(spec, spec.train)
+            self._doubts = source.doubts()
+        else:
+            if spec.format not in ("auto", "dummy"):
+                raise InvalidValue(
+                    f"--format {spec.format} needs a training file: the sample is dummy"
+                )
+            spec = msgspec.structs.replace(spec, format="dummy")
+        for path in filter(None, (spec.valid, spec.test)):
+            check_alike(spec, path)
+            check_trainable(spec, path)
+        if start_clock:
+            spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, start_clock))
+        if spec.init:
+            shard_files(Path(spec.init))
+            if RunFolder(Path(spec.init)).job.exists():
+                spec_of(Path(spec.init))  # refuses keys of another rule
+        self.spec = spec
+
+    def begin(self, folder: RunFolder) -> None:
+        spec = self.spec
+        if not spec.train:
+            train, test = write_sample(folder.path, spec.seed)
+            spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
+        if spec.model == "deepfm" and not spec.fields:
+            spec = msgspec.structs.replace(spec, fields=_fields(spec))
+        self.spec = spec
+
+    def job(self) -> str:
+        return job_text(self.spec)
+
+    def init(self, start_clock: int) -> str:
+        return self.spec.init
+
+    def display(self, console: Console, folder: RunFolder) -> Display:
         with imports.uninterrupted():
             import sklearn.metrics  # noqa: F401  it takes a second, while the processes start
+        return live(console, folder, self.spec.workers, self.spec.epochs)
 
-        watcher = Live(console, folder.events, spec.workers, spec.epochs)
-        with watcher, resumable(engine, "train ctr", spec, start_clock=start_clock):
-            engine.join(watcher.tick, policy=loss_policy(spec.servers, spec.replicas))
-    summary = _summarise(spec, folder, started_at)
-    summary["warnings"] += doubts
-    folder.write_summary(summary)
-    return summary
+    def summarise(self, folder: RunFolder, started_at: float) -> dict[str, Any]:
+        summary = _summarise(self.spec, folder, started_at)
+        summary["warnings"] += self._doubts
+        return summary
 
 
 def _fields(spec: CtrSpec) -> int:

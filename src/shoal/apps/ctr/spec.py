@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from shoal.engines.options import ResumableRun, need_servers, option
+from shoal.engines.options import option
 from shoal.errors import DataMissing, InvalidValue, UnknownFormat
-from shoal.jobs.spec import converted, dump_job, load_run_job
+from shoal.runs.job_file import converted, dump_job, load_run_job
+from shoal.runs.options import RunOptions, need_servers
 from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import Consistency, asp, bsp, ssp
@@ -18,7 +19,7 @@ TABLES = ("csv", "parquet")
 Format = Literal["auto", "libsvm", "criteo", "dummy", "csv", "parquet"]
 
 
-class CtrSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CtrSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Field names are flags with `-` for `_`."""
 
     # fmt: off

@@ -19,47 +19,28 @@ from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores, figures_of, scores_
 from shoal.apps.ctr.shuffling import Labels, counted, shuffled
 from shoal.apps.ctr.sources import Source
 from shoal.apps.ctr.spec import CtrSpec
-from shoal.apps.train.resume import epochs_of
 from shoal.client.client import Client
 from shoal.client.context import Context
-from shoal.client.options import ClientOptions
-from shoal.engines.gathering import UNLIMITED_S
-from shoal.engines.roles import configure_log
-from shoal.node.memory import keep_memory
+from shoal.runs.resume import epochs_of
+from shoal.runs.worker import WorkerTask
 from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
 
 STEPS_A_LINE = 20  # steps between two lines of the event log
 
 
-def run_ctr_worker(
-    spec: dict[str, Any],
-    scheduler: str,
-    rank: int,
-    folder: str,
-    started_at: float,
-    threads: int,
-    start_clock: int = 0,
-    token: str = "",
-) -> None:
+def run_ctr_worker(**given: Any) -> None:
     """Join, train on this worker's batches, and write the results to the run's folder.
 
-    start_clock:  the clock of the checkpoint that the run continues from
+    given:  the fields of `WorkerTask`
     """
-    configure_log()
-    keep_memory()
-    torch.set_num_threads(threads)
-    options = msgspec.convert(spec, CtrSpec)
-    paths = RunFolder(Path(folder))
-    log = EventLog(paths.events, f"worker-{rank}", started_at)
-    joining = ClientOptions(
-        token=token,
-        rank=rank,
-        sync_timeout_s=options.sync_timeout_s,
-        init_timeout_s=UNLIMITED_S,
-    )
-    with Client(scheduler, joining) as client:
-        trainer = Trainer(options, Context(rank, options.workers, client), log, start_clock)
+    task = msgspec.convert(given, WorkerTask)
+    log = task.begin()
+    options = msgspec.convert(task.spec, CtrSpec)
+    paths, rank = task.paths, task.rank
+    with Client(task.scheduler, task.client_options(options)) as client:
+        context = Context(rank, options.workers, client)
+        trainer = Trainer(options, context, log, task.start_clock)
         trainer.train()
         client.advance(last=True).wait()  # the others need not wait for this worker any more
         client.barrier("trained")

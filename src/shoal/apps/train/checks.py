@@ -7,9 +7,12 @@ from pathlib import Path
 
 from shoal import factories
 from shoal.data.catalogue import find_source
-from shoal.engines.options import FaultTolerantRun, need_servers
 from shoal.errors import DataMissing, InvalidValue, UsageError
-from shoal.jobs.spec import JobSpec
+from shoal.runs.job import JobSpec, from_mapping
+from shoal.runs.job_file import load_run_job
+from shoal.runs.options import RunOptions, need_servers
+from shoal.storage.checkpoints import Checkpoints
+from shoal.storage.run_folder import RunFolder
 from shoal.strategies import Strategy, StrategyOptions, strategies
 
 
@@ -50,7 +53,42 @@ def check_job(job: JobSpec) -> None:
         raise DataMissing(f"no initial weights at {job.init}")
 
 
-def check_strategy(name: str, options: StrategyOptions, run: FaultTolerantRun) -> Strategy:
+def check_continued(job: JobSpec, start_clock: int) -> None:
+    """Refuse to continue a run whose checkpoint does not have what the job's workers need.
+
+    The strategy of that run is not imported: the job may have another in its place.
+
+    Raises:
+        InvalidValue: the parameters are elsewhere, or workers would lack their state, or have the
+            state of another optimizer or dtype
+    """
+    before = from_mapping(load_run_job(Path(job.resume)))
+    has_rows = Checkpoints(RunFolder(Path(job.resume)).checkpoints).has_rows(start_clock)
+    where = {True: "on servers", False: "on workers"}
+    had = f"{job.resume} was trained with strategy {before.strategy!r}"
+    if has_rows != job.uses_servers or (not has_rows and before.strategy != job.strategy):
+        raise InvalidValue(
+            f"{had}, which has its parameters {where[has_rows]}, and {job.strategy!r} has its own "
+            f"{where[job.uses_servers]}: begin a new run, with --init "
+            f"{job.resume}/model.safetensors"
+        )
+    if not job.uses_servers and before.workers < job.workers:
+        raise InvalidValue(
+            f"{job.resume} has the states of {before.workers} workers, and strategy "
+            f"{job.strategy!r} needs one for each: resume it with no more workers than that"
+        )
+    for what, was, asked in (
+        ("optimizer", before.optimizer or job.chosen_optimizer, job.chosen_optimizer),
+        ("dtype", before.dtype, job.dtype),
+    ):
+        if was != asked and job.keeps_states:
+            raise InvalidValue(
+                f"{had} and {what} {was}, and has the state of that on workers: it cannot be "
+                f"resumed with {what} {asked}"
+            )
+
+
+def check_strategy(name: str, options: StrategyOptions, run: RunOptions) -> Strategy:
     """Return a strategy with its options; refuse one that cannot train in such a run.
 
     Raises:

@@ -5,33 +5,23 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from rich.console import Console
 
 from shoal import factories as imports
 from shoal.apps.result import RunResult
-from shoal.apps.train.checks import check_inputs, check_job
-from shoal.apps.train.resume import (
-    begun_with,
-    check_continued,
-    join_run,
-    resumed_at,
-    words_of_change,
-)
-from shoal.engines.base import Task
-from shoal.engines.cluster import run_tasks, threads_of, worker_tasks
+from shoal.apps.train.checks import check_continued, check_inputs, check_job
 from shoal.engines.local import LocalEngine
-from shoal.errors import InvalidValue
-from shoal.jobs.spec import JobSpec, continued, dump_job, from_mapping, load_run_job
-from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.reports.events import read_events, time_to, write_tables
-from shoal.reports.live import Live, progress_console
-from shoal.storage.lease_log import read_lease_log
+from shoal.reports.live import live, progress_console
+from shoal.runs.application import Application, Display
+from shoal.runs.job import JobSpec, continued, from_mapping
+from shoal.runs.job_file import load_run_job
+from shoal.runs.resume import words_of_change
+from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import strategies
 
@@ -71,107 +61,51 @@ class TrainResult(RunResult):
     model: nn.Module
 
 
-def run_job(
-    job: JobSpec,
-    data_dirs: Sequence[Path],
-    console: Console | None = None,
-    started_at: float | None = None,
-    trust: bool = False,
-    engine_of: Callable[[RunFolder], LocalEngine] = LocalEngine,
-) -> dict[str, Any]:
-    """Run a job here and return its summary.
+class TrainApplication(Application[JobSpec]):
+    """A training job.
 
-    console:    the console that shows progress, if it is given
-    started_at: the `time.time()` at which the command began, for honest wall times
-    trust:      whether to continue from the files of another user, too
-    engine_of:  the function that makes the engine for the run's folder
-
-    Raises:
-        NotTrusted: another user has left the run that it continues
-        ProcessDied: a process was killed or ended early; the text names it
-        ShoalError: the error of a process of the run
+    data_dirs:  the folders that are searched for named data sets
     """
-    started_at = time.time() if started_at is None else started_at
-    check_job(job)
-    job = job.resolved
-    start_clock = resumed_at(job.resume, job.resume_at, trust, job.keeps_states)
-    if start_clock:
-        check_continued(job, start_clock)
-    notes = check_inputs(job, data_dirs)
-    folder = RunFolder.create(
-        Path(job.out), job.title or Path(job.data).name.partition(".")[0], started_at
-    )
-    folder.write_job(dump_job(job))
-    with engine_of(folder) as engine:
-        for task in tasks_of(job, engine, data_dirs, started_at, start_clock=start_clock):
-            engine.start(task)
-        live = Live(console, folder.events, job.workers, job.epochs) if console else None
-        with live or nullcontext():
-            tick = live.tick if live else lambda: None
-            join_run(engine, job, "train", _words(job), tick, start_clock)
-    write_tables(folder)
-    summary = {**summarise(job, folder, started_at), "notes": notes}
-    folder.write_summary(summary)
-    return summary
 
+    command = "train"
+    entry = "shoal.apps.train.worker:run_worker"
 
-def _words(job: JobSpec) -> str:
-    """Return the words of a command that continues the same run again, from another checkpoint."""
-    if not job.resume:
-        return ""
-    return shlex.join(words_of_change(job, from_mapping(load_run_job(Path(job.resume)))))
+    def __init__(self, spec: JobSpec, data_dirs: Sequence[Path]) -> None:
+        super().__init__(spec)
+        self._data_dirs = data_dirs
+        self._notes: tuple[str, ...] = ()
 
+    @property
+    def title(self) -> str:
+        return Path(self.spec.data).name.partition(".")[0]
 
-def _ledger(job: JobSpec, clock: int) -> LedgerRecord | None:
-    """Return the lease ledger as of the checkpoint that a job continues from, if it needs one."""
-    if job.on_worker_loss != "reassign" or not clock:
-        return None
-    leases = RunFolder(Path(job.resume)).leases
-    record = read_lease_log(leases).as_of(clock, job.epochs) if leases.exists() else None
-    if record is None or not record.batches:
-        raise InvalidValue(
-            f"{job.resume} was trained without leases ({leases} has none): resume it without "
-            "--on-worker-loss reassign"
-        )
-    return record
+    def check(self) -> None:
+        check_job(self.spec)
 
+    def prepare(self, start_clock: int, console: Console) -> None:
+        self.spec = self.spec.resolved
+        if start_clock:
+            check_continued(self.spec, start_clock)
+        self._notes = check_inputs(self.spec, self._data_dirs)
 
-def tasks_of(
-    job: JobSpec,
-    engine: LocalEngine,
-    data_dirs: Sequence[Path],
-    started_at: float,
-    more_workers: int = 0,
-    start_clock: int = 0,
-) -> list[Task]:
-    """Return the tasks of a job's run, except for `more_workers` that the caller starts.
+    def worker_inputs(self, engine: LocalEngine) -> dict[str, Any]:
+        return {
+            "data_dirs": [str(each) for each in self._data_dirs],
+            "rendezvous": f"file://{engine.sockets}/rendezvous",
+        }
 
-    start_clock:  the clock of the checkpoint that the run continues from
-    """
-    counts: dict[str, Any] = {"workers": job.workers + more_workers}
-    if not job.uses_servers:
-        counts |= {"servers": 0, "replicas": 1}
-    tasks = run_tasks(
-        engine,
-        job,
-        started_at,
-        init=begun_with(job.resume, start_clock) if job.uses_servers else "",
-        start_clock=start_clock,
-        ledger=_ledger(job, start_clock),
-        **job.policy,
-        **counts,
-    )
-    return tasks + worker_tasks(
-        engine,
-        job.workers,
-        "shoal.apps.train.worker:run_worker",
-        job=msgspec.to_builtins(job),
-        started_at=started_at,
-        data_dirs=[str(each) for each in data_dirs],
-        rendezvous=f"file://{engine.sockets}/rendezvous",
-        threads=threads_of(job.workers),
-        start_clock=start_clock,
-    )
+    def words(self) -> str:
+        if not self.spec.resume:
+            return ""
+        before = from_mapping(load_run_job(Path(self.spec.resume)))
+        return shlex.join(words_of_change(self.spec, before))
+
+    def display(self, console: Console, folder: RunFolder) -> Display:
+        return live(console, folder, self.spec.workers, self.spec.epochs)
+
+    def summarise(self, folder: RunFolder, started_at: float) -> dict[str, Any]:
+        write_tables(folder)
+        return {**summarise(self.spec, folder, started_at), "notes": self._notes}
 
 
 def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
@@ -274,7 +208,8 @@ def train(
     folders = [Path(each) for each in data_dirs]
     explicit = folders[0] if folders else (Path(job.data_dir) if job.data_dir else None)
     searched = [*folders[1:], *search_path(explicit, {})]
-    summary = run_job(job, searched, progress_console(progress), trust=trust)
+    application = TrainApplication(job, searched)
+    summary = run_here(application, progress_console(progress), trust=trust)
     return TrainResult(summary, Path(summary["run_dir"]), trained_model(job, summary, searched))
 
 

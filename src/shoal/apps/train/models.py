@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import InvalidValue
-from shoal.jobs.spec import Layer
 from shoal.registry import Registry
+from shoal.runs.job import Layer
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 models: Registry[Factory] = Registry("model")

@@ -17,9 +17,10 @@ import torch
 from shoal.apps.train.command import summarise
 from shoal.apps.train.progress import Progress
 from shoal.apps.train.setup import WorkerSetup, load_dataset, set_up
-from shoal.jobs.simulated_time import SimulatedTime, check_simulated
-from shoal.jobs.spec import JobSpec, dump_job
 from shoal.reports.events import write_tables
+from shoal.runs.job import JobSpec
+from shoal.runs.job_file import dump_job
+from shoal.runs.simulated_time import SimulatedTime, check_simulated
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.training import SimulatedClient, SimulatedWorker, simulate_training
 from shoal.storage.event_log import EventLog

@@ -7,23 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 
 from shoal.apps.train.progress import Progress
-from shoal.apps.train.resume import epochs_of
 from shoal.apps.train.setup import WorkerSetup, load_dataset, set_up
 from shoal.client.client import Client
-from shoal.client.options import ClientOptions
 from shoal.collective.process_group import ProcessGroup
-from shoal.engines.gathering import UNLIMITED_S
-from shoal.engines.roles import configure_log
 from shoal.errors import InvalidValue
-from shoal.jobs.spec import from_mapping
-from shoal.node.memory import keep_memory
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.pytorch.worker_state import MISFITS, WorkerStates, ranks_of, write_state
-from shoal.storage.event_log import EventLog
+from shoal.runs.job import from_mapping
+from shoal.runs.resume import epochs_of
+from shoal.runs.worker import WorkerTask
 from shoal.storage.files import write_whole
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shard_files import Origin
@@ -34,44 +31,26 @@ log_to = logging.getLogger("shoal.worker")
 
 
 def run_worker(
-    job: dict[str, Any],
-    scheduler: str,
-    rank: int,
-    folder: str,
-    started_at: float,
-    data_dirs: list[str],
-    rendezvous: str,
-    threads: int,
-    token: str = "",
-    start_clock: int = 0,
     watched: Callable[[Client, Progress, int], Hooks] = lambda client, hooks, steps: hooks,
+    **given: Any,
 ) -> None:
     """Join the run, train, and write the results to the run's folder.
 
-    start_clock:   the clock of the checkpoint that the run continues from
     watched:  the function that makes the hooks of the training loop from the client, this worker's
               progress and the number of its steps
+    given:    the fields of `WorkerTask`
     """
-    configure_log()
-    keep_memory()
-    spec = from_mapping(job)
-    torch.set_num_threads(threads)
+    task = msgspec.convert(given, WorkerTask)
+    log = task.begin()
+    spec = from_mapping(task.spec)
     torch.set_default_dtype(getattr(torch, spec.dtype))
-    paths = RunFolder(Path(folder))
-    setup = set_up(spec, load_dataset(spec, [Path(each) for each in data_dirs]), rank, start_clock)
+    paths, rank, start_clock = task.paths, task.rank, task.start_clock
+    data = load_dataset(spec, [Path(each) for each in task.more["data_dirs"]])
+    setup = set_up(spec, data, rank, start_clock)
     strategy, learner = setup.strategy, setup.model
-    options = ClientOptions(
-        token=token,
-        rank=rank,
-        init_timeout_s=UNLIMITED_S,
-        sync_timeout_s=spec.sync_timeout_s,
-        on_timeout=spec.on_timeout,
-        abort_on_error=spec.on_worker_loss == "stop",
-    )
-    log = EventLog(paths.events, f"worker-{rank}", started_at)
-    with Client(scheduler, options) as client:
+    with Client(task.scheduler, task.client_options(spec)) as client:
         if not strategy.traits.uses_servers and spec.collective == "gloo":
-            client.collective = ProcessGroup(rank, spec.workers, rendezvous)
+            client.collective = ProcessGroup(rank, spec.workers, task.more["rendezvous"])
         clocks = CheckpointClocks(spec.checkpoint_every)
         alone, kept = not strategy.traits.uses_servers, spec.keep_checkpoints
         states = WorkerStates(paths.checkpoints, rank, clocks, start_clock, alone, kept, client.run)

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
 from shoal import factories as imports
 from shoal.apps.result import RunResult
-from shoal.apps.train.resume import begun_with, resumable, resumed_at
 from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
@@ -28,13 +26,13 @@ from shoal.apps.word2vec.vectors import (
     questions_in,
 )
 from shoal.engines.base import SPARSE
-from shoal.engines.cluster import run_tasks, worker_tasks
 from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, InvalidValue
 from shoal.extras import require
-from shoal.jobs.spec import converted, dump_job, load_run_job
-from shoal.protocol.supervision.supervisor import loss_policy
-from shoal.reports.live import Live, progress_console
+from shoal.reports.live import live, progress_console
+from shoal.runs.application import Application, Display
+from shoal.runs.job_file import converted, load_run_job
+from shoal.runs.run import run_here
 from shoal.storage.files import read_text, write_whole
 from shoal.storage.run_folder import RunFolder
 
@@ -87,7 +85,7 @@ def train(
     values = {name: value for name, value in options.items() if value is not None}
     if texts:
         values["texts"] = [str(texts)] if isinstance(texts, str | Path) else [*map(str, texts)]
-    summary = run_words(spec_from(values), progress_console(progress), trust=trust)
+    summary = run_here(WordsApplication(spec_from(values)), progress_console(progress), trust=trust)
     return RunResult(summary, Path(summary["run_dir"]))
 
 
@@ -114,73 +112,63 @@ def spec_from(values: Mapping[str, Any]) -> WordsSpec:
     return spec
 
 
-def run_words(
-    spec: WordsSpec,
-    console: Console,
-    started_at: float | None = None,
-    corpus: Corpus | None = None,
-    trust: bool = False,
-) -> dict[str, Any]:
-    """Train on this machine, and return the summary of the run.
+class WordsApplication(Application[WordsSpec]):
+    """Training of word embeddings.
 
-    corpus: the text, if it has been read already
-    trust:  whether to continue even a run that another user has left
-
-    Raises:
-        NotTrusted: another user has left the run that this one continues
-        DataMissing, DataCorrupt: a file is missing or malformed
-        InvalidValue: the text has too few words that come often enough, or it is not the text of
-            the run that this one continues
-        ShoalError: the error of a process of the run
+    corpus:  the text, if it has been read already
     """
-    started_at = time.time() if started_at is None else started_at
-    start_clock = resumed_at(spec.resume, spec.resume_at, trust)
-    if spec.analogies:
-        deque(questions_in(Path(spec.analogies)), maxlen=0)
-    if spec.similarities:
-        require("scipy.stats", "--similarities")
-        deque(pairs_in(Path(spec.similarities)), maxlen=0)
-    if corpus is None:
-        with console.status("reading the text"):
-            corpus = read_corpus(spec)
-    spec = replace(spec, tokens=corpus.tokens)  # for the runs that continue this one
-    if len(corpus.words) < 2:
-        other = "" if corpus.tokens == SPACE else ", or --tokens space"
-        raise InvalidValue(
-            f"the text has {len(corpus.words)} words that come {spec.min_count} times or more "
-            f"(left out: {corpus.left_out}); use a longer one, or a lower --min-count{other}"
-        )
-    for line in told(corpus):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if start_clock and corpus.words != read_text(Path(spec.resume) / VOCABULARY).splitlines():
-        raise InvalidValue(f"{spec.resume} was trained on another text: its vocabulary differs")
-    folder = RunFolder.create(Path(spec.out), spec.title or f"word2vec-{spec.model}", started_at)
-    folder.write_job(dump_job(spec, APPLICATION))
-    write_whole(folder.path / VOCABULARY, "\n".join(corpus.words) + "\n")
-    with LocalEngine(folder) as engine:
+
+    name = APPLICATION
+    command = "train word2vec"
+    entry = "shoal.apps.word2vec.worker:run_words_worker"
+    preload = SPARSE
+
+    def __init__(self, spec: WordsSpec, corpus: Corpus | None = None) -> None:
+        super().__init__(spec)
+        self._given = corpus
+
+    @property
+    def title(self) -> str:
+        return f"word2vec-{self.spec.model}"
+
+    def check(self) -> None:
+        if self.spec.analogies:
+            deque(questions_in(Path(self.spec.analogies)), maxlen=0)
+        if self.spec.similarities:
+            require("scipy.stats", "--similarities")
+            deque(pairs_in(Path(self.spec.similarities)), maxlen=0)
+
+    def prepare(self, start_clock: int, console: Console) -> None:
+        spec, corpus = self.spec, self._given
+        if corpus is None:
+            with console.status("reading the text"):
+                corpus = read_corpus(spec)
+        self._corpus = corpus
+        self.spec = replace(spec, tokens=corpus.tokens)  # for the runs that continue this one
+        if len(corpus.words) < 2:
+            other = "" if corpus.tokens == SPACE else ", or --tokens space"
+            raise InvalidValue(
+                f"the text has {len(corpus.words)} words that come {spec.min_count} times or more "
+                f"(left out: {corpus.left_out}); use a longer one, or a lower --min-count{other}"
+            )
+        for line in told(corpus):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if start_clock and corpus.words != read_text(Path(spec.resume) / VOCABULARY).splitlines():
+            raise InvalidValue(f"{spec.resume} was trained on another text: its vocabulary differs")
+
+    def begin(self, folder: RunFolder) -> None:
+        write_whole(folder.path / VOCABULARY, "\n".join(self._corpus.words) + "\n")
+
+    def worker_inputs(self, engine: LocalEngine) -> dict[str, Any]:
         saved = engine.sockets / "corpus.npz"  # deleted with the run's sockets
-        corpus.save(saved)
-        begun = begun_with(spec.resume, start_clock)
-        cluster = run_tasks(
-            engine, spec, started_at, init=begun, start_clock=start_clock, preload=SPARSE
-        )
-        workers = worker_tasks(
-            engine,
-            spec.workers,
-            "shoal.apps.word2vec.worker:run_words_worker",
-            spec=msgspec.to_builtins(spec),
-            started_at=started_at,
-            corpus=str(saved),
-            start_clock=start_clock,
-        )
-        for task in (*cluster, *workers):
-            engine.start(task)
-        watcher = Live(console, folder.events, spec.workers, spec.epochs)
-        with watcher, resumable(engine, "train word2vec", spec, start_clock=start_clock):
-            engine.join(watcher.tick, policy=loss_policy(spec.servers, spec.replicas))
-    summary = _summarise(spec, corpus, folder, started_at)
-    folder.write_summary(summary)
-    return summary
+        self._corpus.save(saved)
+        return {"corpus": str(saved)}
+
+    def display(self, console: Console, folder: RunFolder) -> Display:
+        return live(console, folder, self.spec.workers, self.spec.epochs)
+
+    def summarise(self, folder: RunFolder, started_at: float) -> dict[str, Any]:
+        return _summarise(self.spec, self._corpus, folder, started_at)
 
 
 def read_corpus(spec: WordsSpec) -> Corpus:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from shoal.apps.word2vec.tokens import AUTO, check_tokens
-from shoal.engines.options import ResumableRun, need_servers, option
+from shoal.engines.options import option
+from shoal.runs.options import RunOptions, need_servers
 
 
-class WordsSpec(ResumableRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WordsSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Field names are flags with `-` for `_`."""
 
     # fmt: off

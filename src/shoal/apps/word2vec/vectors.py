@@ -12,7 +12,7 @@ from shoal.apps.word2vec.tokens import WORDS, check_tokens, folding
 from shoal.data.streams import lines, opened
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
 from shoal.extras import require
-from shoal.jobs.spec import load_run_job
+from shoal.runs.job_file import load_run_job
 from shoal.storage.files import naming, read_text
 from shoal.storage.run_folder import RunFolder
 

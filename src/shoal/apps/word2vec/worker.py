@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.apps.train.resume import epochs_of
 from shoal.apps.word2vec.corpus import Corpus, load_ids, shares
 from shoal.apps.word2vec.model import (
     block_loss,
@@ -32,15 +31,12 @@ from shoal.apps.word2vec.numbering import BREAK
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import BINARY, VOCABULARY, Vectors
 from shoal.client.client import Client
-from shoal.client.options import ClientOptions
 from shoal.client.sparse.exchanges import Batch, pull_op, push_op
-from shoal.engines.gathering import UNLIMITED_S
-from shoal.engines.roles import configure_log
-from shoal.node.memory import keep_memory
 from shoal.protocol.requests import Exchange, PullOp, PushOp
+from shoal.runs.resume import epochs_of
+from shoal.runs.worker import WorkerTask
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import read_text
-from shoal.storage.run_folder import RunFolder
 from shoal.tables.init import Init
 from shoal.tables.spec import Access, TableSpec
 
@@ -48,37 +44,21 @@ POOL = 1 << 15  # noise words of a block
 FETCHED = 20_000  # rows of a pull at the end
 
 
-def run_words_worker(
-    spec: dict[str, Any],
-    scheduler: str,
-    rank: int,
-    folder: str,
-    started_at: float,
-    corpus: str,
-    start_clock: int = 0,
-    token: str = "",
-) -> None:
+def run_words_worker(**given: Any) -> None:
     """Join and train on this worker's share of the text; rank 0 writes the vectors.
 
-    start_clock:  the clock of the checkpoint that the run continues from, in blocks
+    given:  the fields of `WorkerTask`; its `start_clock` is in blocks
     """
-    configure_log()
-    keep_memory()
-    torch.set_num_threads(1)
-    options = msgspec.convert(spec, WordsSpec)
-    paths = RunFolder(Path(folder))
-    log = EventLog(paths.events, f"worker-{rank}", started_at)
-    ids, counts = load_ids(Path(corpus))
-    joining = ClientOptions(
-        token=token,
-        rank=rank,
-        sync_timeout_s=options.sync_timeout_s,
-        init_timeout_s=UNLIMITED_S,
-    )
-    with Client(scheduler, joining) as client:
+    task = msgspec.convert(given, WorkerTask)
+    log = task.begin()
+    torch.set_num_threads(1)  # `spec.threads` are threads of ours
+    options = msgspec.convert(task.spec, WordsSpec)
+    paths, rank = task.paths, task.rank
+    ids, counts = load_ids(Path(task.more["corpus"]))
+    with Client(task.scheduler, task.client_options(options)) as client:
         trainer = Trainer(options, client, ids[shares(ids, options.workers)[rank]], counts, log)
         client.barrier("ready")
-        trainer.train(start_clock)
+        trainer.train(task.start_clock)
         client.advance(last=True).wait()  # a checkpoint need not wait for this worker any more
         client.barrier("trained")
         result = trainer.figures()

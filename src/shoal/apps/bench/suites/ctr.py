@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from shoal.apps.bench.rows import Batches, Row, beside, quality, rate
-from shoal.apps.ctr.command import run_ctr
+from shoal.apps.ctr.command import CtrApplication
 from shoal.apps.ctr.logistic import gradients_of, logits_of
 from shoal.apps.ctr.readers import Batch, LineOptions, Reader
 from shoal.apps.ctr.sample import write_sample
@@ -34,6 +34,7 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.tables import linear_options
 from shoal.extras import require
 from shoal.keys import SLOTS, KeyRange
+from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.sparse.distinct import distinct
 from shoal.tables.sparse.shard import SparseShard
@@ -73,7 +74,7 @@ def _speed(spec: CtrSpec, batches: list[Batch], rounds: int) -> Row:
     total = sum(len(batch) for batch in batches)
     for _ in range(rounds):
         alone.append([_alone(spec, batches) / spec.workers])
-        ours.append([total / run_ctr(spec, QUIET)["rows_per_s"]])
+        ours.append([total / run_here(CtrApplication(spec))["rows_per_s"]])
         peers.append(_sgd(batches))
     name = f"lr {spec.workers} worker{'s' if spec.workers > 1 else ''}"
     row = rate(name, total, "M rows/s", ours, alone)
@@ -131,7 +132,7 @@ def _sgd(batches: list[Batch]) -> float:
 def _log_loss(spec: CtrSpec, data: Path) -> Row:
     paths = [data / name for name in A9A]
     asked = replace(spec, train=str(paths[0]), test=str(paths[1]), l1=0.0, l2=1.0, epochs=20)
-    found = run_ctr(asked, QUIET)["test"]["log_loss"]
+    found = run_here(CtrApplication(asked))["test"]["log_loss"]
     peer = _optimum(paths)["log_loss"]
     return beside(quality("a9a log loss", found, "nats", peer, "lower"), "scikit-learn", peer)
 
@@ -141,7 +142,7 @@ def _aucs(spec: CtrSpec, data: Path) -> Iterator[Row]:
     peer = _optimum(paths)["auc"]
     for model in ("lr", "fm", "deepfm"):
         asked = replace(spec, train=str(paths[0]), test=str(paths[1]), model=model, epochs=2)
-        found = run_ctr(asked, QUIET)["test"]["auc"]
+        found = run_here(CtrApplication(asked))["test"]["auc"]
         yield beside(quality(f"census AUC {model}", found, "AUC", peer), "scikit-learn", peer)
 
 

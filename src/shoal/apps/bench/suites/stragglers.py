@@ -27,7 +27,8 @@ from shoal.apps.bench.rows import Row, quality
 from shoal.apps.why import explain
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
-from shoal.engines.cluster import start_cluster, worker_tasks
+from shoal.engines.base import Task
+from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.engines.roles import configure_log
 from shoal.errors import Dropped
@@ -101,9 +102,15 @@ def _run(
     with LocalEngine(path) as engine:
         start_cluster(engine, 1, WORKERS, slow_workers=slow_workers, slow_window_s=WINDOW_S)
         entry = f"{__name__}:run_worker"
-        how = {"staleness": staleness, "steps": steps, "seconds": seconds}
-        for task in worker_tasks(engine, WORKERS, entry, **how):
-            engine.start(task)
+        how = {
+            "scheduler": engine.address("scheduler"),
+            "folder": str(path.path.resolve()),
+            "staleness": staleness,
+            "steps": steps,
+            "seconds": seconds,
+        }
+        for rank in range(WORKERS):
+            engine.start(Task(f"worker-{rank}", entry, {**how, "rank": rank}))
         begun = path.worker(0) / "begun"
 
         def tick() -> None:
@@ -123,12 +130,11 @@ def run_worker(
     staleness: int,
     steps: int,
     seconds: float,
-    token: str = "",
 ) -> None:
     """Work, and write down how long it took and how much of it was waiting."""
     configure_log()
     path = RunFolder(Path(folder))
-    with Client(scheduler, ClientOptions(token=token, rank=rank)) as client:
+    with Client(scheduler, ClientOptions(rank=rank)) as client:
         rule = ssp(staleness) if staleness else bsp()
         client.create_table(TableSpec("w", 1024, access=Access("sum"), consistency=rule))
         ones = torch.ones(1024)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from shoal.apps.bench.rows import Batches, Row, beside, quality, rate
-from shoal.apps.word2vec.command import run_words
+from shoal.apps.word2vec.command import WordsApplication
 from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.model import noise_pool, running_sum, subsampled, train_block
 from shoal.apps.word2vec.numbering import BREAK
@@ -29,6 +29,7 @@ from shoal.apps.word2vec.sample import sample_lines
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import Vectors
 from shoal.apps.word2vec.worker import POOL
+from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder
 
 TEXT = "text/novels_train.tar.gz"
@@ -69,7 +70,7 @@ def _speed(spec: WordsSpec, corpus: Corpus, rounds: int) -> Row:
     for number in range(rounds):
         asked = replace(spec, seed=number + 1, title=f"{spec.workers}-{number}")
         alone.append([_alone(asked, corpus) * corpus.total / spec.workers])
-        summary = run_words(asked, QUIET, corpus=corpus)
+        summary = run_here(WordsApplication(asked, corpus))
         ours.append([corpus.total / summary["words_per_s"]])
         seconds, vectors = _gensim(asked, corpus)
         if vectors is not None:
@@ -88,7 +89,7 @@ def _quality(spec: WordsSpec, corpus: Corpus, folder: Path, seeds: int) -> Itera
     for seed in range(1, seeds + 1):
         asked = replace(spec, seed=seed, title=f"whole-{spec.workers}-{seed}")
         wanted = replace(asked, analogies=str(questions), similarities=str(pairs))
-        summary = run_words(wanted, QUIET, corpus=corpus)
+        summary = run_here(WordsApplication(wanted, corpus))
         vectors = _gensim(asked, corpus)[1]
         for name, figure in kinds:
             ours[name].append(summary[name][figure])

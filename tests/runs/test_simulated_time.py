@@ -3,8 +3,8 @@
 import pytest
 
 from shoal.errors import InvalidValue
-from shoal.jobs.simulated_time import SimulatedTime, check_simulated
-from shoal.jobs.spec import from_mapping
+from shoal.runs.job import from_mapping
+from shoal.runs.simulated_time import SimulatedTime, check_simulated
 
 
 @pytest.mark.parametrize("pace", ["fast", "1,,2", "0", "-1", "1,nan", "inf", 0.0, [1.0, -2.0]])

@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.engines.options import option
 from shoal.errors import InvalidValue
-from shoal.jobs.spec import JobSpec
+from shoal.runs.job import JobSpec
 
 
 class SimulatedTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

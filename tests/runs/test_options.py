@@ -7,7 +7,7 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.script_job import ScriptRun
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.engines.options import KEPT, ServerRole, words_for
-from shoal.jobs.spec import JobSpec
+from shoal.runs.job import JobSpec
 
 RUNS = [JobSpec, ScriptRun, CtrSpec, WordsSpec]
 

@@ -6,11 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 import shoal as shoal_package
-from shoal.apps.train.resume import resumed_at
 from shoal.cli import main
 from shoal.errors import DataCorrupt, DataMissing, NotTrusted
-from shoal.jobs.spec import JobSpec, dump_job
-from shoal.jobs.trust import check_run, code_of
+from shoal.runs.job import JobSpec
+from shoal.runs.job_file import dump_job
+from shoal.runs.resume import resumed_at
+from shoal.runs.trust import check_run, code_of
 from shoal.storage.run_folder import RunFolder
 
 

@@ -5,43 +5,51 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from shoal.engines.local import LocalEngine
-from shoal.engines.options import FaultTolerantRun, ResumableRun, words_for
+from shoal.engines.options import words_for
 from shoal.errors import DataMissing, InvalidValue, ProcessDied, RangeLost, UsageError
 from shoal.factories import uninterrupted
-from shoal.jobs.spec import JobSpec, from_mapping, load_run_job
-from shoal.jobs.trust import check_run
-from shoal.protocol.supervision.supervisor import loss_policy
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
+from shoal.runs.job_file import load_run_job
+from shoal.runs.options import RunOptions
+from shoal.runs.trust import check_run
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.files import damaged, make_folder
+from shoal.storage.lease_log import read_lease_log
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shard_files import SavedTables
 
 log = logging.getLogger("shoal")
 
 
-@contextmanager
-def resumable(
-    engine: LocalEngine, command: str, run: ResumableRun, words: str = "", start_clock: int = 0
-) -> Iterator[None]:
-    """End all processes when rows or a process are lost, or on Ctrl-C, and say how to resume.
+def join_run(
+    engine: LocalEngine,
+    run: RunOptions,
+    command: str,
+    words: str = "",
+    tick: Callable[[], None] = lambda: None,
+    start_clock: int = 0,
+) -> None:
+    """Wait for a run's processes; its options say which of them may be lost.
 
-    At the end, write the last checkpoint of a run that writes them, or say that it has none.
+    At the end, write the last checkpoint of a run that writes them, or say that it has none. When
+    rows or a process are lost, or on Ctrl-C, end all processes, and say how to resume.
 
-    command:  the command that resumes such runs
-    words:    the options with which the command continues the earlier run again, if this run has no
-              checkpoint yet
-    start_clock:   the clock of the checkpoint that the run continues from
+    command:      the command that resumes such runs
+    words:        the options with which the command continues the earlier run again, if this run
+                  has no checkpoint yet
+    tick:         the function that is called again and again, for progress displays
+    start_clock:  the clock of the checkpoint that the run continues from
     """
     folder = engine.folder
     try:
-        yield
+        engine.join(tick, policy=run.losses)
         save_end(run, folder, start_clock)
         if said := without_checkpoint(run, folder):
             log.warning("%s", said)
@@ -62,7 +70,7 @@ def resumable(
         raise type(interrupt)(*interrupt.args, *filter(None, [hint])) from None
 
 
-def _how_to_resume(folder: RunFolder, command: str, run: ResumableRun, words: str) -> str:
+def _how_to_resume(folder: RunFolder, command: str, run: RunOptions, words: str) -> str:
     """Return how to resume a run, or else the run that it continues; "" without a checkpoint.
 
     The options of a run are in its folder. The command itself checks whether the checkpoint is
@@ -77,14 +85,14 @@ def _how_to_resume(folder: RunFolder, command: str, run: ResumableRun, words: st
     return ""
 
 
-def words_of_change(now: ResumableRun, *before: ResumableRun) -> list[str]:
+def words_of_change(now: RunOptions, *before: RunOptions) -> list[str]:
     """Return the command-line words of the options that differ from those of any run `before`.
 
     The options that name the continued run are left out, and a job's data and layers, which have no
     flag.
 
-    >>> words_of_change(JobSpec(workers=4, set={"tau": 16}), JobSpec(workers=4))
-    ['--set', 'tau=16']
+    >>> words_of_change(RunOptions(workers=4, replicas=1), RunOptions(workers=2))
+    ['--workers', '4']
     """
     fields = [
         name
@@ -93,24 +101,6 @@ def words_of_change(now: ResumableRun, *before: ResumableRun) -> list[str]:
         and any(getattr(now, name) != getattr(each, name) for each in before)
     ]
     return words_for(now, fields)
-
-
-def join_run(
-    engine: LocalEngine,
-    run: FaultTolerantRun,
-    command: str,
-    words: str = "",
-    tick: Callable[[], None] = lambda: None,
-    start_clock: int = 0,
-) -> None:
-    """Wait for a run's processes; its options say which of them may be lost.
-
-    command, words, start_clock: as in `resumable`
-    """
-    sizes = run.servers, run.replicas, run.workers
-    policy = loss_policy(*sizes, run.on_worker_loss, run.slow_workers)
-    with resumable(engine, command, run, words, start_clock):
-        engine.join(tick, policy=policy)
 
 
 def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bool = False) -> int:
@@ -135,42 +125,7 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bo
     return Checkpoints(RunFolder(Path(resume)).checkpoints, workers).choose(resume_at)
 
 
-def check_continued(job: JobSpec, start_clock: int) -> None:
-    """Refuse to continue a run whose checkpoint does not have what the job's workers need.
-
-    The strategy of that run is not imported: the job may have another in its place.
-
-    Raises:
-        InvalidValue: the parameters are elsewhere, or workers would lack their state, or have the
-            state of another optimizer or dtype
-    """
-    before = from_mapping(load_run_job(Path(job.resume)))
-    has_rows = Checkpoints(RunFolder(Path(job.resume)).checkpoints).has_rows(start_clock)
-    where = {True: "on servers", False: "on workers"}
-    had = f"{job.resume} was trained with strategy {before.strategy!r}"
-    if has_rows != job.uses_servers or (not has_rows and before.strategy != job.strategy):
-        raise InvalidValue(
-            f"{had}, which has its parameters {where[has_rows]}, and {job.strategy!r} has its own "
-            f"{where[job.uses_servers]}: begin a new run, with --init "
-            f"{job.resume}/model.safetensors"
-        )
-    if not job.uses_servers and before.workers < job.workers:
-        raise InvalidValue(
-            f"{job.resume} has the states of {before.workers} workers, and strategy "
-            f"{job.strategy!r} needs one for each: resume it with no more workers than that"
-        )
-    for what, was, asked in (
-        ("optimizer", before.optimizer or job.chosen_optimizer, job.chosen_optimizer),
-        ("dtype", before.dtype, job.dtype),
-    ):
-        if was != asked and job.keeps_states:
-            raise InvalidValue(
-                f"{had} and {what} {was}, and has the state of that on workers: it cannot be "
-                f"resumed with {what} {asked}"
-            )
-
-
-def save_end(run: ResumableRun, folder: RunFolder, start_clock: int) -> None:
+def save_end(run: RunOptions, folder: RunFolder, start_clock: int) -> None:
     """Write a checkpoint of the end of a run that writes checkpoints, at its workers' last clock.
 
     A script's workers leave no clock: such a run has the checkpoints that it reached.
@@ -212,7 +167,7 @@ def save_end(run: ResumableRun, folder: RunFolder, start_clock: int) -> None:
         log.warning("the last checkpoint, %d, could not be written: %s", clock, error)
 
 
-def without_checkpoint(run: ResumableRun, folder: RunFolder) -> str:
+def without_checkpoint(run: RunOptions, folder: RunFolder) -> str:
     """Return a warning for a run that was to write checkpoints and has none; "" for another run."""
     if not run.saves or Checkpoints(folder.checkpoints).complete():
         return ""
@@ -234,6 +189,31 @@ def epochs_of(resume: str) -> int:
     if not isinstance(epochs, int) or epochs < 1:
         raise damaged(run, f"epochs are {epochs!r}")
     return epochs
+
+
+def ledger_of(
+    resume: str, start_clock: int, epochs: int = 0, needed: bool = False
+) -> LedgerRecord | None:
+    """Return the lease ledger as of a checkpoint; None if its run had no leases.
+
+    epochs:  the epochs of the run that continues, if they differ; 0 for the same
+    needed:  whether the run that continues has leases, and cannot do without a ledger
+
+    Raises:
+        InvalidValue: there is no ledger where one is needed
+    """
+    leases = RunFolder(Path(resume)).leases
+    if not start_clock:
+        return None
+    record = read_lease_log(leases).as_of(start_clock, epochs) if leases.exists() else None
+    if record is not None and record.batches:
+        return record
+    if needed:
+        raise InvalidValue(
+            f"{resume} was trained without leases ({leases} has none): resume it without "
+            "--on-worker-loss reassign"
+        )
+    return None
 
 
 def begun_with(resume: str, start_clock: int) -> str:

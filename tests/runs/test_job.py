@@ -5,15 +5,8 @@ import tomllib
 import pytest
 
 from shoal.errors import InvalidValue
-from shoal.jobs.spec import (
-    SCRIPT,
-    JobSpec,
-    continued,
-    dump_job,
-    from_mapping,
-    inherited,
-    load_job,
-)
+from shoal.runs.job import JobSpec, continued, from_mapping
+from shoal.runs.job_file import SCRIPT, dump_job, inherited, load_job
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import strategies
 

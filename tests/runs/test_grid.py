@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidValue, UnknownName
-from shoal.jobs.comparison import Comparison, comparison_from, comparison_of, dump_comparison
-from shoal.jobs.spec import load_job
+from shoal.runs.grid import Comparison, comparison_from, comparison_of, dump_comparison
+from shoal.runs.job_file import load_job
 
 
 def names(**values):

@@ -12,10 +12,11 @@ import msgspec
 
 from shoal.engines.options import option
 from shoal.errors import InvalidValue
-from shoal.jobs.simulated_time import SimulatedTime
-from shoal.jobs.spec import JobSpec, converted, from_mapping
-from shoal.jobs.trust import CODE
 from shoal.registry import nearest, unknown
+from shoal.runs.job import JobSpec, from_mapping
+from shoal.runs.job_file import converted
+from shoal.runs.simulated_time import SimulatedTime
+from shoal.runs.trust import CODE
 from shoal.storage.files import FORMAT, FORMAT_KEY
 from shoal.strategies import Strategy, strategies
 

@@ -1,0 +1,115 @@
+"""Application: what distinguishes one kind of run from another. `run_here` has what they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+from rich.console import Console
+
+from shoal.engines.base import DENSE, Task
+from shoal.engines.local import LocalEngine
+from shoal.protocol.scheduler.leases.ledger import LedgerRecord
+from shoal.runs.job_file import dump_job
+from shoal.runs.options import RunOptions
+from shoal.runs.resume import begun_with, ledger_of
+from shoal.runs.worker import WorkerTask, threads_of
+from shoal.storage.run_folder import RunFolder
+
+Spec = TypeVar("Spec", bound=RunOptions)
+Display = AbstractContextManager[Callable[[], None]]
+
+
+class Application(ABC, Generic[Spec]):
+    """One run of an application: its options, and what is done before, during and after it.
+
+    Attributes:
+        name: the name in the job of a run; "" for a training job.
+        command: the `shoal` command that begins such runs, and resumes them.
+        entry: the function of its workers, as "module:function"; it gets the fields of
+            `WorkerTask`.
+        preload: the modules that servers and workers share.
+        saves_shards: whether servers save their shards at the end of the run.
+        imports, script: the user's code that servers import, as in `ServerRole`.
+        spec: the options of the run, which `prepare` completes.
+    """
+
+    name: ClassVar[str] = ""
+    command: ClassVar[str]
+    entry: ClassVar[str]
+    preload: ClassVar[tuple[str, ...]] = DENSE
+    saves_shards: ClassVar[bool] = True
+    imports: tuple[str, ...] = ()
+    script: tuple[str, ...] = ()
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The first part of the name of the run's folder, where --title does not give one."""
+
+    def check(self) -> None:
+        """Refuse options that contradict each other, before any file is read."""
+
+    def prepare(self, start_clock: int, console: Console) -> None:
+        """Read and check the inputs, and complete `spec`; nothing has been written yet.
+
+        start_clock:  the clock of the checkpoint that the run continues from; 0 for a new run
+        console:      the console that shows what takes long
+        """
+
+    def begin(self, folder: RunFolder) -> None:
+        """Write the files of the run that its workers need, and complete `spec`."""
+
+    def job(self) -> str:
+        """Return the text of the run's job, from which it can be resumed."""
+        return dump_job(self.spec, self.name)
+
+    def init(self, start_clock: int) -> str:
+        """Return the folder of the shards that tables begin with; "" for none."""
+        return begun_with(self.spec.resume, start_clock) if self.spec.uses_servers else ""
+
+    def ledger(self, start_clock: int) -> LedgerRecord | None:
+        """Return the lease ledger as of the checkpoint; None for a run without leases."""
+        if self.spec.on_worker_loss != "reassign" or not start_clock:
+            return None
+        epochs: int = getattr(self.spec, "epochs", 0)
+        return ledger_of(self.spec.resume, start_clock, epochs, needed=True)
+
+    def worker_tasks(self, engine: LocalEngine, started_at: float, start_clock: int) -> list[Task]:
+        """Return the tasks of the run's workers."""
+        task = WorkerTask(
+            spec=msgspec.to_builtins(self.spec),
+            scheduler=engine.address("scheduler"),
+            token=engine.token,
+            folder=str(engine.folder.path.resolve()),
+            started_at=started_at,
+            start_clock=start_clock,
+            threads=threads_of(self.spec.workers),
+            more=self.worker_inputs(engine),
+        )
+        return [
+            Task(f"worker-{rank}", self.entry, {**msgspec.to_builtins(task), "rank": rank})
+            for rank in range(self.spec.workers)
+        ]
+
+    def worker_inputs(self, engine: LocalEngine) -> dict[str, Any]:
+        """Return what workers need beside the options of the run."""
+        return {}
+
+    def words(self) -> str:
+        """Return the words of a command that continues the earlier run again."""
+        return ""
+
+    @abstractmethod
+    def display(self, console: Console, folder: RunFolder) -> Display:
+        """Return the context that shows the progress; its function is called again and again."""
+
+    @abstractmethod
+    def summarise(self, folder: RunFolder, started_at: float) -> dict[str, Any]:
+        """Return the figures of a run that has ended, for its summary."""

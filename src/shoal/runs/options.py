@@ -1,0 +1,123 @@
+"""RunOptions: the options that all runs on this machine have, whatever they train."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from shoal.engines.options import (
+    KEPT,
+    CheckpointEvery,
+    CheckpointEveryS,
+    KeepCheckpoints,
+    Memory,
+    Replicas,
+    Resume,
+    ResumeAt,
+    Servers,
+    SlowWorkers,
+    Workers,
+    check_memory,
+    option,
+)
+from shoal.errors import InvalidValue
+from shoal.protocol.supervision.supervisor import LossPolicy, loss_policy
+from shoal.protocol.worker.options import OnTimeout
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of a run on this machine. Field names are flags with `-` for `_`."""
+
+    # fmt: off
+    workers: Workers = 2
+    servers: Servers = 1
+    replicas: Replicas = 1
+    memory: Memory = ""
+    transport: Annotated[Literal["unix", "tcp"], option("Network", "sockets between the processes of this machine")] = "unix"
+    sync_timeout_s: Annotated[float, option("Network", "seconds after which a waiting request is asked about, and workers that it waits for are reminded; it fails after twice as many", gt=0)] = 10.0
+    title: Annotated[str, option("Output", "first part of the name of the run's folder", max_length=100)] = ""
+    out: Annotated[str, option("Output", "folder for the folders of runs")] = "shoal-runs"
+    checkpoint_every: CheckpointEvery = 0
+    checkpoint_every_s: CheckpointEveryS = 0.0
+    keep_checkpoints: KeepCheckpoints = KEPT
+    resume: Resume = ""
+    resume_at: ResumeAt = -1
+    on_worker_loss: Annotated[Literal["stop", "drop", "replace", "reassign"], option("Fault tolerance", "when a worker fails: stop the run; drop the worker; replace it by a new process; or drop it and have the others do its batches (reassign)")] = "stop"
+    slow_workers: SlowWorkers = "wait"
+    on_timeout: Annotated[OnTimeout, option("Fault tolerance", "when a request has waited for others for --sync-timeout-s: wait for them; ask servers and workers, and fail without an answer in as much time again; or drop the late workers (p2p: go on without them until they are back)")] = "ask"
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        check_replicas(self.replicas, self.servers)
+        check_memory(self.memory)
+        if self.resume_at >= 0 and not self.resume:
+            raise InvalidValue("--resume-at chooses a checkpoint of a run: add --resume RUN")
+        if self.on_timeout == "drop" and self.slow_workers != "wait":
+            raise InvalidValue(
+                f"--on-timeout drop and --slow-workers {self.slow_workers} both say when a slow "
+                "worker is dropped: give one of them"
+            )
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run writes checkpoints."""
+        return self.checkpoint_every > 0 or self.checkpoint_every_s > 0
+
+    @property
+    def uses_servers(self) -> bool:
+        """Whether the parameters are in tables on servers."""
+        return self.servers > 0
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a checkpoint is complete only with the states of its workers."""
+        return False
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """The fields of `SchedulerRole` for lost and slow workers."""
+        return {
+            "on_worker_loss": "drop" if self.on_worker_loss == "reassign" else self.on_worker_loss,
+            "elastic": self.on_worker_loss == "replace" or self.slow_workers == "backup",
+            "slow_workers": self.slow_workers,
+            "drop_after_s": self.sync_timeout_s if self.on_timeout == "drop" else 0.0,
+        }
+
+    @property
+    def losses(self) -> LossPolicy:
+        """The processes that the run may lose, and those that are started again."""
+        sizes = self.servers, self.replicas, self.workers
+        return loss_policy(*sizes, self.on_worker_loss, self.slow_workers)
+
+
+def check_replicas(replicas: int, servers: int) -> None:
+    """Refuse more replicas than servers: each copy of a row is on a server of its own.
+
+    >>> check_replicas(3, 1)
+    Traceback (most recent call last):
+        ...
+    shoal.errors.InvalidValue: --replicas 3 needs at least 3 servers (got 1)
+    """
+    if replicas > max(servers, 1):
+        raise InvalidValue(
+            f"--replicas {replicas} needs at least {replicas} servers (got {servers})"
+        )
+
+
+def check_staleness(staleness: int, strategy: str) -> None:
+    """Refuse a staleness for a strategy without such a bound.
+
+    >>> check_staleness(2, "sync")
+    Traceback (most recent call last):
+        ...
+    shoal.errors.InvalidValue: staleness belongs to strategy 'ssp', not to 'sync'
+    """
+    if staleness and strategy != "ssp":
+        raise InvalidValue(f"staleness belongs to strategy 'ssp', not to {strategy!r}")
+
+
+def need_servers(servers: int) -> None:
+    """Refuse zero servers for a run whose tables are on servers."""
+    if servers < 1:
+        raise InvalidValue("--servers 0: the parameters of this run are on servers, give 1 or more")

@@ -1,0 +1,82 @@
+"""The processes of a run on this machine: a scheduler, servers and workers."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+from shoal.engines.base import Task
+from shoal.engines.cluster import cluster_tasks
+from shoal.engines.gathering import UNLIMITED_S
+from shoal.engines.local import LocalEngine
+from shoal.engines.options import SchedulerRole, ServerRole
+from shoal.runs.application import Application, Spec
+from shoal.storage.shard_files import SavedTables
+
+
+def tasks_of(
+    application: Application[Spec],
+    engine: LocalEngine,
+    started_at: float,
+    start_clock: int = 0,
+    more_workers: int = 0,
+) -> list[Task]:
+    """Return the tasks of a run: its scheduler, its servers and its workers.
+
+    start_clock:   the clock of the checkpoint that the run continues from
+    more_workers:  the number of workers that the caller starts beside them
+    """
+    cluster = cluster_of(application, engine, started_at, start_clock, more_workers)
+    return cluster + application.worker_tasks(engine, started_at, start_clock)
+
+
+def cluster_of(
+    application: Application[Spec],
+    engine: LocalEngine,
+    started_at: float,
+    start_clock: int = 0,
+    more_workers: int = 0,
+) -> list[Task]:
+    """Return the tasks of a run's scheduler and servers.
+
+    Over TCP they have a token, because other users of the machine can connect; a Unix socket is in
+    a folder of this user.
+    """
+    run, folder = application.spec, engine.folder
+    if run.transport == "tcp":
+        engine.token = secrets.token_urlsafe(24)
+    init = application.init(start_clock)
+    common: dict[str, Any] = {
+        "token": engine.token,
+        "events": str(folder.events),
+        "started_at": started_at,
+        "start_clock": start_clock,
+    }
+    server = ServerRole(
+        listen="" if run.transport == "unix" else "tcp://127.0.0.1:0",
+        memory=run.memory,
+        init_timeout_s=UNLIMITED_S,
+        save=str(folder.shards.resolve()) if application.saves_shards else "",
+        init=init,
+        imports=application.imports,
+        script=application.script,
+        checkpoints=str(folder.checkpoints.resolve()),  # a checkpoint may be asked for
+        checkpoint_every=run.checkpoint_every,
+        keep_checkpoints=run.keep_checkpoints,
+        **common,
+    )
+    scheduler = SchedulerRole(
+        listen=engine.address("scheduler"),
+        workers=run.workers + more_workers,
+        servers=run.servers if run.uses_servers else 0,
+        replicas=run.replicas if run.uses_servers else 1,
+        join_timeout_s=UNLIMITED_S,
+        leases=str(folder.leases.resolve()),
+        fragment_rows=SavedTables(Path(init)).fragment_rows if init else {},
+        checkpoint_every_s=run.checkpoint_every_s,
+        ledger=application.ledger(start_clock),
+        **run.policy,
+        **common,
+    )
+    return cluster_tasks(engine, scheduler, server, application.preload)

@@ -1,0 +1,60 @@
+"""The life of a run on this machine, the same for all applications."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from shoal.engines.local import LocalEngine
+from shoal.runs.application import Application, Spec
+from shoal.runs.plan import tasks_of
+from shoal.runs.resume import join_run, resumed_at
+from shoal.storage.run_folder import RunFolder
+
+
+def run_here(
+    application: Application[Spec],
+    console: Console | None = None,
+    started_at: float | None = None,
+    trust: bool = False,
+    engine_of: Callable[[RunFolder], LocalEngine] = LocalEngine,
+) -> dict[str, Any]:
+    """Run an application here, from its checks to its summary, and return the summary.
+
+    Args:
+        application: what is run; its `spec` is completed.
+        console: the console that shows progress; None for no progress.
+        started_at: the `time.time()` at which the command began, for honest wall times.
+        trust: whether to continue from the files of another user, too.
+        engine_of: the function that makes the engine for the run's folder.
+
+    Raises:
+        InvalidValue, UnknownName: options that contradict each other, or a wrong value.
+        NotTrusted: another user has left the run that it continues.
+        DataMissing, DataCorrupt: an input or a checkpoint is missing or damaged.
+        ProcessDied, RangeLost: the run could not go on; the text says how to resume it.
+        ShoalError: the error of a process of the run.
+    """
+    started_at = time.time() if started_at is None else started_at
+    console = console or Console(quiet=True)
+    application.check()
+    spec = application.spec
+    start_clock = resumed_at(spec.resume, spec.resume_at, trust, spec.keeps_states)
+    application.prepare(start_clock, console)
+    title = spec.title or application.title
+    folder = RunFolder.create(Path(spec.out), title, started_at)
+    application.begin(folder)
+    folder.write_job(application.job())
+    with engine_of(folder) as engine:
+        for task in tasks_of(application, engine, started_at, start_clock):
+            engine.start(task)
+        with application.display(console, folder) as tick:
+            how = application.command, application.words()
+            join_run(engine, application.spec, *how, tick, start_clock)
+    summary = application.summarise(folder, started_at)
+    folder.write_summary(summary)
+    return summary

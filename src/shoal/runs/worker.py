@@ -1,0 +1,75 @@
+"""WorkerTask: what the worker processes of all applications begin with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal.engines.gathering import UNLIMITED_S
+from shoal.engines.roles import configure_log
+from shoal.node.memory import keep_memory
+from shoal.runs.options import RunOptions
+from shoal.storage.event_log import EventLog
+from shoal.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from shoal.client.options import ClientOptions
+
+
+class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What the worker process of an application is started with.
+
+    spec:         the options of the run, as plain values
+    scheduler:    the scheduler's address
+    token:        the cluster's shared secret
+    folder:       the run's folder
+    started_at:   the time at which the run began
+    start_clock:  the clock of the checkpoint that the run continues from; 0 for a new run
+    threads:      the threads of the worker
+    more:         what the application's workers need beside it
+    """
+
+    spec: dict[str, Any]
+    scheduler: str
+    token: str
+    folder: str
+    started_at: float
+    start_clock: int
+    threads: int
+    rank: int = 0
+    more: dict[str, Any] = {}
+
+    @property
+    def paths(self) -> RunFolder:
+        """The run's folder."""
+        return RunFolder(Path(self.folder))
+
+    def begin(self) -> EventLog:
+        """Prepare this process as a worker's, and return its event log."""
+        import torch
+
+        configure_log()
+        keep_memory()
+        torch.set_num_threads(self.threads)
+        return EventLog(self.paths.events, f"worker-{self.rank}", self.started_at)
+
+    def client_options(self, run: RunOptions) -> ClientOptions:
+        """Return the options with which the worker joins the run."""
+        from shoal.client.options import ClientOptions  # imports torch
+
+        return ClientOptions(
+            token=self.token,
+            rank=self.rank,
+            init_timeout_s=UNLIMITED_S,
+            sync_timeout_s=run.sync_timeout_s,
+            on_timeout=run.on_timeout,
+            abort_on_error=run.on_worker_loss == "stop",
+        )
+
+
+def threads_of(workers: int) -> int:
+    """Return the threads of each worker, so that all workers together have one a core."""
+    return max(1, (os.cpu_count() or 1) // workers)

@@ -40,7 +40,7 @@ from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.pytorch.worker_state import WorkerStates
 from shoal.reports.comparison import CellRuns, load_comparison
-from shoal.reports.events import load_run, time_to, write_tables
+from shoal.reports.events import load_run, read_events, time_to, write_tables
 from shoal.reports.figures import figures_of
 from shoal.reports.live import Live
 from shoal.runs.job import from_mapping
@@ -263,7 +263,7 @@ KINDS: dict[str, Kind] = {
             of_run(lambda run: time_to(load_run(run).events)),
             of_run(lambda run: write_tables(RunFolder(run))),
             of_run(followed),
-            of_run(lambda run: tables_in_events(RunFolder(run))),
+            of_run(lambda run: tables_in_events(read_events(RunFolder(run).events))),
             of_run(lambda run: summarise(JOB, RunFolder(run), 0.0)),
         ),
     ),

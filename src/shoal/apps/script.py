@@ -25,7 +25,7 @@ from shoal.engines.script_options import variables_of
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import anywhere, importable
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
-from shoal.reports.events import read_events, write_tables
+from shoal.reports.events import losses, read_events, write_tables
 from shoal.reports.logged import logged_summary, logged_tables
 from shoal.runs.application import Application
 from shoal.runs.job_file import SCRIPT, dump_job
@@ -136,13 +136,10 @@ def _summarise(
     """Return the run's figures, with `logged_summary` of those that its workers have logged."""
     events = list(read_events(folder.events, torn=True))
     write_tables(folder, events)
-    dropped = [event["name"] for event in events if event["kind"] == "dropped"]
-    lost = [event["name"] for event in events if event["kind"] == "lost"]
     return {
         "script": script.name,
         "logged": logged_summary(logged_tables(events)),
-        "lost": [name for name in lost if name not in dropped and "/" not in name],
-        "dropped": dropped,
+        **losses(events),
         "wall_s": time.time() - started_at,
         "workers": how.workers,
         "servers": how.servers,

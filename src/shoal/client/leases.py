@@ -67,7 +67,7 @@ def leases(epochs: int, batches: int, *, client: Client | None = None) -> Iterat
     group = asked.options.group
     rules = [spec.consistency.name for spec in asked.view.tables if spec.group == group]
     alone = bool(rules) and set(rules) == {"asp"}
-    while not (lease := _ask(asked, TakeLease(epochs, batches, alone))).over:
+    while not (lease := take_lease(asked, epochs, batches, alone)).over:
         first = lease.first if lease.count else None
         for at in range(max(lease.count, 1)):
             clock = asked.clock
@@ -79,9 +79,15 @@ def leases(epochs: int, batches: int, *, client: Client | None = None) -> Iterat
                 )
 
 
-def _ask(client: Client, request: TakeLease) -> Leased:
+def take_lease(client: Client, epochs: int, batches: int, patient: bool) -> Leased:
+    """Ask the scheduler for some batches, and wait for its answer.
+
+    patient:  whether to wait for a lease while others may still lose theirs, in place of a step
+              without data
+    """
+
     def program() -> Generator[TakeLease, Outcome, Leased]:
-        found: Leased = (yield request).value
+        found: Leased = (yield TakeLease(epochs, batches, patient)).value
         return found
 
     return client.drive(program())

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,21 @@ def time_to(events: list[dict[str, Any]]) -> dict[str, float]:
                 if event["accuracy"] >= threshold:
                     reached.setdefault(str(threshold), event["t"])
     return reached
+
+
+def losses(events: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the names of the members of the first group that were lost, and of those dropped.
+
+    >>> losses([{"kind": "lost", "name": "worker-1"}, {"kind": "lost", "name": "eval/worker-0"}])
+    {'lost': ['worker-1'], 'dropped': []}
+    """
+    names: dict[str, list[str]] = {"lost": [], "dropped": []}
+    for event in events:
+        if event["kind"] in names:
+            names[event["kind"]].append(event["name"])
+    gone = names["dropped"]
+    lost = [name for name in names["lost"] if name not in gone and "/" not in name]
+    return {"lost": lost, "dropped": gone}
 
 
 def _tables(events: list[dict[str, Any]], kind: str, columns: tuple[str, ...]) -> dict[int, Table]:

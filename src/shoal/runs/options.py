@@ -105,6 +105,21 @@ def check_replicas(replicas: int, servers: int) -> None:
         )
 
 
+def check_backup(run: RunOptions) -> None:
+    """Refuse a backup for slow workers in a run that leases no batches.
+
+    >>> check_backup(RunOptions(slow_workers="backup"))
+    Traceback (most recent call last):
+        ...
+    shoal.errors.InvalidValue: slow_workers 'backup' has other workers do the batches of a slow one: add --on-worker-loss reassign
+    """
+    if run.slow_workers == "backup" and run.on_worker_loss != "reassign":
+        raise InvalidValue(
+            "slow_workers 'backup' has other workers do the batches of a slow one: add "
+            "--on-worker-loss reassign"
+        )
+
+
 def check_staleness(staleness: int, strategy: str) -> None:
     """Refuse a staleness for a strategy without such a bound.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,20 @@ from rich.table import Table
 
 from shoal import factories as imports
 from shoal.apps.ctr.columns.doubts import unique_ids
-from shoal.apps.ctr.columns.values import merged, read_seen
+from shoal.apps.ctr.columns.values import merged, read_seen, write_seen
+from shoal.apps.ctr.leased_rows import write_rows
 from shoal.apps.ctr.lines import CATEGORIES, INTEGERS
 from shoal.apps.ctr.sample import write_sample
 from shoal.apps.ctr.scores import METRICS, PROGRESSIVE, TEST, figures
+from shoal.apps.ctr.shuffling import Labels, counted
 from shoal.apps.ctr.sources import Source, check_alike, check_trainable
 from shoal.apps.ctr.spec import APPLICATION, CtrSpec, job_text, spec_of
 from shoal.apps.result import RunResult
 from shoal.engines.base import SPARSE
+from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.extras import require
-from shoal.reports.events import read_events
+from shoal.reports.events import losses, read_events
 from shoal.reports.live import live, progress_console
 from shoal.runs.application import Application, Display
 from shoal.runs.job_file import converted
@@ -124,6 +127,7 @@ class CtrApplication(Application[CtrSpec]):
     def __init__(self, spec: CtrSpec) -> None:
         super().__init__(spec)
         self._doubts: list[str] = []
+        self._read: dict[str, Any] = {}  # figures of rows that are read for all workers
 
     @property
     def title(self) -> str:
@@ -171,13 +175,30 @@ class CtrApplication(Application[CtrSpec]):
     def init(self, start_clock: int) -> str:
         return self.spec.init
 
+    def worker_inputs(self, engine: LocalEngine) -> dict[str, Any]:
+        """Read the rows once, where any worker may get the batches of another."""
+        if self.spec.on_worker_loss != "reassign":
+            return {}
+        rows = engine.sockets / "rows"  # deleted with the run's sockets
+        source, labels = Source(self.spec, self.spec.train), Labels()
+        write_rows(rows, counted(source, labels))
+        if source.keys:
+            write_seen(engine.folder.values(0), source.keys)
+        self._read = {
+            "read": labels.rows,
+            "clicks": labels.clicks,
+            "skipped": source.skipped,
+            "in_runs": labels.in_runs and not self.spec.shuffle,
+        }
+        return {"rows": str(rows)}
+
     def display(self, console: Console, folder: RunFolder) -> Display:
         with imports.uninterrupted():
             import sklearn.metrics  # noqa: F401  it takes a second, while the processes start
         return live(console, folder, self.spec.workers, self.spec.epochs)
 
     def summarise(self, folder: RunFolder, started_at: float) -> dict[str, Any]:
-        summary = _summarise(self.spec, folder, started_at)
+        summary = _summarise(self.spec, folder, started_at, self._read)
         summary["warnings"] += self._doubts
         return summary
 
@@ -194,23 +215,35 @@ def _fields(spec: CtrSpec) -> int:
     return int(first.fields.max()) + 1 if len(first.fields) else 1
 
 
-def _summarise(spec: CtrSpec, folder: RunFolder, started_at: float) -> dict[str, Any]:
+def _summarise(
+    spec: CtrSpec, folder: RunFolder, started_at: float, read: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the figures of a run.
+
+    read:  figures of the rows that were read for all workers, as a worker's result has them; empty
+           where workers have read them
+    """
     results = folder.results(spec.workers, FIGURES)
     rows = sum(result["rows"] for result in results)
-    progressive = [folder.worker(rank) / PROGRESSIVE for rank in range(spec.workers)]
+    at_the_end = [folder.worker(rank) for rank in range(spec.workers) if folder.result(rank)]
+    progressive = [each / PROGRESSIVE for each in at_the_end]
     for result, path in zip(results, progressive, strict=True):
         result["progressive"] = figures([path])
+    tested = [each / TEST for each in at_the_end if (each / TEST).exists()]
+    events = list(read_events(folder.events, torn=True))
+    readers = [*results, read] if read else results
     return {
         "model": spec.model,
-        "test": figures([folder.worker(0) / TEST]) or None,
+        "test": (figures(tested) or None) if tested else None,
         "progressive": figures(progressive),
         "valid": (valid := results[0].get("valid", [])),
         "best_epoch": _best(valid).get("epoch"),
         "rows": rows,
         "rows_per_s": sum(r["rows"] / max(r["seconds"], 1e-9) for r in results),
-        "tables": _tables(folder),
-        "skipped": sum(result["skipped"] for result in results),
-        "warnings": _warnings(spec, results) + _unique(spec, folder),
+        "tables": _tables(events),
+        "skipped": sum(each["skipped"] for each in readers),
+        "warnings": _warnings(spec, readers) + _unique(spec, folder),
+        **losses(events),
         "train_s": max(result["seconds"] for result in results),
         "wall_s": time.time() - started_at,
         "bytes_pushed": sum(result["bytes_pushed"] for result in results),
@@ -228,7 +261,7 @@ def _best(valid: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return min(finite, key=itemgetter("log_loss"), default={})
 
 
-def _warnings(spec: CtrSpec, results: Sequence[dict[str, Any]]) -> list[str]:
+def _warnings(spec: CtrSpec, results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return warnings about the rows of the training."""
     found = []
     if any(result["in_runs"] for result in results):
@@ -251,10 +284,10 @@ def _unique(spec: CtrSpec, folder: RunFolder) -> list[str]:
     return unique_ids(seen, spec.columns(spec.categorical), spec.columns(spec.numeric))
 
 
-def _tables(folder: RunFolder) -> dict[str, dict[str, int]]:
+def _tables(events: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Return the rows and the evictions of each table, summed over all servers."""
     found: dict[str, dict[str, int]] = {}
-    for event in read_events(folder.events):
+    for event in events:
         if event.get("kind") == "table":
             size = found.setdefault(event["table"], {"rows": 0, "evicted": 0})
             for what in size:
@@ -288,6 +321,8 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         table.add_row("epochs", f"{len(summary['valid'])}, and the best was {valid['epoch']}")
     if summary["skipped"]:
         table.add_row("lines left out", str(summary["skipped"]))
+    if summary["lost"]:
+        table.add_row("went on without", ", ".join(summary["lost"]))
     table.add_row("run", summary["run_dir"])
     console.print(table)
     for text in summary["warnings"]:

@@ -79,6 +79,10 @@ class Logistic:
         self._exchange(pushes, self._ahead, float(len(batch)), True)
         return logits, loss
 
+    def idle(self) -> None:
+        """End a clock without a batch."""
+        self._client.advance().wait()
+
     def finish(self) -> None:
         """Do nothing, because all weights are pulled for each batch."""
 

@@ -45,6 +45,9 @@ class Model(Protocol):
         following: the next batch, whose rows may be pulled in the same message
         """
 
+    def idle(self) -> None:
+        """End a clock without a batch."""
+
     def finish(self) -> None:
         """Pull the parameters that `score` does not pull by itself."""
 
@@ -94,6 +97,13 @@ class Factored:
             if not self._asynchronous:
                 clock.wait()
         return logits.detach().numpy(), loss.item()
+
+    def idle(self) -> None:
+        if self._optimizer is not None:
+            self._optimizer.zero_grad()
+            self._optimizer.step(weight=0)
+        else:
+            self._client.advance().wait()
 
     def finish(self) -> None:
         if self._optimizer is not None:

@@ -100,7 +100,9 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 def taken(pool: Batch, rows: np.ndarray) -> Batch:
     """Return the batch of these rows of a pool, in this order."""
-    counts = np.diff(pool.offsets, append=len(pool.keys))[rows]
+    last = len(pool.offsets) - 1
+    ends = np.where(rows < last, pool.offsets[np.minimum(rows + 1, last)], len(pool.keys))
+    counts = ends - pool.offsets[rows]
     offsets = np.cumsum(counts) - counts
     size = int(counts.sum())
     taken = Batch(

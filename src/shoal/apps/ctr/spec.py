@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from shoal.engines.options import option
 from shoal.errors import DataMissing, InvalidValue, UnknownFormat
 from shoal.runs.job_file import converted, dump_job, load_run_job
-from shoal.runs.options import RunOptions, need_servers
+from shoal.runs.options import RunOptions, check_backup, need_servers
 from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import Consistency, asp, bsp, ssp
@@ -58,6 +58,7 @@ class CtrSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __post_init__(self) -> None:
         super().__post_init__()
         need_servers(self.servers)
+        check_backup(self)
         if self.staleness and self.strategy != "ssp":
             raise InvalidValue(f"staleness belongs to strategy 'ssp', not to {self.strategy!r}")
         if self.negative and self.negative == self.positive:
@@ -71,6 +72,11 @@ class CtrSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if self.valid and self.strategy != "asgd":
             # workers whose batches end first would wait for the score, and the others for their clock
             raise InvalidValue(f"--valid needs strategy 'asgd', not {self.strategy!r}")
+        if self.valid and self.on_worker_loss != "stop":
+            raise InvalidValue(
+                "--valid is scored while all workers wait for it: leave out --on-worker-loss "
+                f"{self.on_worker_loss}"
+            )
         if self.valid and self.epochs == 1:
             raise InvalidValue(
                 "--valid is scored after each epoch, to stop in time: give --epochs N, and training "

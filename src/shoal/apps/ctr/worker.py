@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from shoal.apps.ctr.columns.values import ColumnKeys, write_seen
+from shoal.apps.ctr.leased_rows import LeasedRows
 from shoal.apps.ctr.models import model_of
 from shoal.apps.ctr.readers import Batch
 from shoal.apps.ctr.scores import PROGRESSIVE, TEST, Scores, figures_of, scores_before
@@ -21,6 +22,7 @@ from shoal.apps.ctr.sources import Source
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.client.client import Client
 from shoal.client.context import Context
+from shoal.client.leases import take_lease
 from shoal.runs.resume import epochs_of
 from shoal.runs.worker import WorkerTask
 from shoal.storage.event_log import EventLog
@@ -39,12 +41,14 @@ def run_ctr_worker(**given: Any) -> None:
     options = msgspec.convert(task.spec, CtrSpec)
     paths, rank = task.paths, task.rank
     with Client(task.scheduler, task.client_options(options)) as client:
-        context = Context(rank, options.workers, client)
-        trainer = Trainer(options, context, log, task.start_clock)
-        trainer.train()
+        trainer = Trainer(options, context_of(options, client), log, task.start_clock)
+        if options.on_worker_loss == "reassign":
+            trainer.train_leased(LeasedRows(Path(task.more["rows"]), options))
+        else:
+            trainer.train()
         client.advance(last=True).wait()  # the others need not wait for this worker any more
         client.barrier("trained")
-        if rank == 0:
+        if client.rank == client.first_rank:
             trainer.scores_of(options.test).save(paths.worker(rank) / TEST)
         client.barrier("evaluated")
         trainer.progressive.save(paths.worker(rank) / PROGRESSIVE)
@@ -53,6 +57,19 @@ def run_ctr_worker(**given: Any) -> None:
             write_seen(paths.values(rank), trainer.keys)
     log.write("end", rank=rank)
     log.close()
+
+
+def context_of(spec: CtrSpec, client: Client) -> Context:
+    """Return the context of this worker, which may replace one that was lost."""
+    before = frozenset(table.name for table in client.view.tables) if client.clock else frozenset()
+    return Context(
+        client.rank,
+        spec.workers,
+        client,
+        tables_before=before,
+        began_at=client.clock,
+        on_worker_loss=spec.on_worker_loss,
+    )
 
 
 def with_next(batches: Iterable[Batch]) -> Iterator[tuple[Batch, Batch | None]]:
@@ -85,7 +102,8 @@ class Trainer:
         self._start_clock = start_clock
         self._epochs = 0
         self._labels = Labels()
-        self._missed = start_clock
+        self._joined_at = context.client.clock  # above 0 for one that replaces another
+        self._missed = start_clock + self._joined_at
         self._rows = self._steps = self._scored_rows = 0
         self._seconds = 0.0
 
@@ -110,10 +128,27 @@ class Trainer:
                 self._step(batch, following, epoch)
             self._epochs = max(self._epochs, epoch + 1)
             if not epoch and self._start_clock and self._steps:
-                self._begin_after(self._steps)
+                self._begin_after(self._steps)  # knows how many batches an epoch has
             if self._spec.valid and self._stops(epoch):
                 break
             batches = self._in_order(kept, epoch + 1)
+        self._seconds = time.monotonic() - begin
+
+    def train_leased(self, rows: LeasedRows) -> None:
+        """Train on the batches that the scheduler leases to this worker, until all are done."""
+        client, spec = self._context.client, self._spec
+        patient = spec.consistency.name == "asp"
+        self._steps = self._start_clock + self._joined_at
+        begin = time.monotonic()
+        while not (lease := take_lease(client, spec.epochs, len(rows), patient)).over:
+            if not lease.count:
+                self._model.idle()
+                self._steps += 1
+                continue
+            self._epochs = lease.epoch + 1
+            numbers = range(lease.first, lease.first + lease.count)
+            for batch, following in with_next(rows.batch(lease.epoch, each) for each in numbers):
+                self._step(batch, following, lease.epoch)
         self._seconds = time.monotonic() - begin
 
     def _begin_after(self, batches: int) -> None:
@@ -125,7 +160,7 @@ class Trainer:
         """
         before = self._spec.resume
         done = min(self._start_clock, epochs_of(before) * batches)
-        self._missed = max(done - batches, 0)
+        self._missed = max(done + self._joined_at - batches, 0)
         self._epochs = max(self._epochs, -(-done // batches))
         if self._context.rank == 0:
             scored = scores_before(RunFolder(Path(before)))

@@ -10,7 +10,7 @@ from shoal.data.catalogue import find_source
 from shoal.errors import DataMissing, InvalidValue, UsageError
 from shoal.runs.job import JobSpec, from_mapping
 from shoal.runs.job_file import load_run_job
-from shoal.runs.options import RunOptions, need_servers
+from shoal.runs.options import RunOptions, check_backup, need_servers
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import Strategy, StrategyOptions, strategies
@@ -40,11 +40,7 @@ def check_job(job: JobSpec) -> None:
             f"on_worker_loss 'reassign' counts one batch a clock, and strategy {job.strategy!r} "
             f"with {job.set or 'its settings'} may take several or leave some out"
         )
-    if job.slow_workers == "backup" and job.on_worker_loss != "reassign":
-        raise InvalidValue(
-            "slow_workers 'backup' has other workers do the batches of a slow one: add "
-            "--on-worker-loss reassign"
-        )
+    check_backup(job)
     if job.on_worker_loss == "reassign":
         _check_leases(job)
     if job.data_is_named:

@@ -15,7 +15,7 @@ from shoal import factories as imports
 from shoal.apps.result import RunResult
 from shoal.apps.train.checks import check_continued, check_inputs, check_job
 from shoal.engines.local import LocalEngine
-from shoal.reports.events import read_events, time_to, write_tables
+from shoal.reports.events import losses, read_events, time_to, write_tables
 from shoal.reports.live import live, progress_console
 from shoal.runs.application import Application, Display
 from shoal.runs.job import JobSpec, continued, from_mapping
@@ -112,10 +112,6 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
     """Return the run's figures, averaged over the workers; bytes and samples are sums."""
     results = folder.results(job.workers, FIGURES)
     events = list(read_events(folder.events, torn=True))
-
-    def names(kind: str) -> list[str]:
-        return [event["name"] for event in events if event["kind"] == kind]
-
     returned = [each for each in events if each["kind"] == "returned" and not each.get("group")]
     mean = {
         key: sum(result[key] for result in results) / len(results)
@@ -128,8 +124,7 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "steps": max(r["steps"] for r in results),
         "wall_s": time.time() - started_at,
         "time_to": time_to(events),
-        "lost": [n for n in names("lost") if n not in names("dropped") and "/" not in n],
-        "dropped": names("dropped"),
+        **losses(events),
         "reassigned": sum(each["count"] for each in returned),
         "differs": sum(each["kind"] == "differs" for each in events),
         "may_repeat": 0 if closes(job) else len(returned),

@@ -29,6 +29,7 @@ from shoal.engines.base import SPARSE
 from shoal.engines.local import LocalEngine
 from shoal.errors import DataMissing, InvalidValue
 from shoal.extras import require
+from shoal.reports.events import losses, read_events
 from shoal.reports.live import live, progress_console
 from shoal.runs.application import Application, Display
 from shoal.runs.job_file import converted, load_run_job
@@ -203,6 +204,7 @@ def _summarise(
     spec: WordsSpec, corpus: Corpus, folder: RunFolder, started_at: float
 ) -> dict[str, Any]:
     results = folder.results(spec.workers, FIGURES)
+    scores = next((each for each in results if "analogies" in each or "similarities" in each), {})
     return {
         "model": spec.model,
         "tokens": corpus.tokens,
@@ -211,8 +213,9 @@ def _summarise(
         "words": sum(result["words"] for result in results),
         "words_per_s": sum(result["words"] for result in results)
         / max(1e-9, *(result["seconds"] for result in results)),
-        "analogies": results[0].get("analogies"),
-        "similarities": results[0].get("similarities"),
+        "analogies": scores.get("analogies"),
+        "similarities": scores.get("similarities"),
+        **losses(read_events(folder.events, torn=True)),
         "wall_s": time.time() - started_at,
         "bytes_pushed": sum(result["bytes_pushed"] for result in results),
         "bytes_pulled": sum(result["bytes_pulled"] for result in results),
@@ -236,5 +239,7 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         found = summary["similarities"]
         table.add_row("similarities", f"{found['spearman']:.4f} (Spearman, {found['pairs']} pairs)")
     table.add_row("seconds", f"{summary['wall_s']:.1f}")
+    if summary["lost"]:
+        table.add_row("went on without", ", ".join(summary["lost"]))
     table.add_row("vectors", f"{summary['vectors']}, and vectors.txt beside it")
     console.print(table)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from shoal.apps.word2vec.tokens import AUTO, check_tokens
 from shoal.engines.options import option
-from shoal.runs.options import RunOptions, need_servers
+from shoal.runs.options import RunOptions, check_backup, need_servers
 
 
 class WordsSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,4 +34,5 @@ class WordsSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         super().__post_init__()
         need_servers(self.servers)
+        check_backup(self)
         check_tokens(self.tokens)

@@ -31,6 +31,7 @@ from shoal.apps.word2vec.numbering import BREAK
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.apps.word2vec.vectors import BINARY, VOCABULARY, Vectors
 from shoal.client.client import Client
+from shoal.client.leases import take_lease
 from shoal.client.sparse.exchanges import Batch, pull_op, push_op
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.runs.resume import epochs_of
@@ -56,13 +57,18 @@ def run_words_worker(**given: Any) -> None:
     paths, rank = task.paths, task.rank
     ids, counts = load_ids(Path(task.more["corpus"]))
     with Client(task.scheduler, task.client_options(options)) as client:
-        trainer = Trainer(options, client, ids[shares(ids, options.workers)[rank]], counts, log)
+        leased = options.on_worker_loss == "reassign"
+        own = ids if leased else ids[shares(ids, options.workers)[rank]]
+        trainer = Trainer(options, client, own, counts, log)
         client.barrier("ready")
-        trainer.train(task.start_clock)
+        if leased:
+            trainer.train_leased(task.start_clock)
+        else:
+            trainer.train(task.start_clock)
         client.advance(last=True).wait()  # a checkpoint need not wait for this worker any more
         client.barrier("trained")
         result = trainer.figures()
-        if rank == 0:
+        if client.rank == client.first_rank:
             words = read_text(paths.path / VOCABULARY).splitlines()
             vectors = Vectors(words, trainer.fetch(len(words)), options.tokens)
             vectors.save(paths.path / "vectors.txt", binary=False)
@@ -135,32 +141,32 @@ class Trainer:
 
     def train(self, start_clock: int) -> None:
         """Train for all epochs on this worker's text, without the first `start_clock` blocks."""
-        spec, size = self._spec, self._spec.block_words
+        spec, size, rank = self._spec, self._spec.block_words, self._client.rank
         pieces = [self._ids[at : at + size] for at in range(0, len(self._ids), size)]
         self._log.write("begin", rank=self._client.rank, batches=len(pieces))
         every = max(1, len(pieces) // 50)
         begin = time.monotonic()
-        clock = start_clock
+        clock, joined_at = start_clock, self._client.clock
         if start_clock:  # the clock exceeds this worker's blocks if another worker had more
             start_clock = min(start_clock, epochs_of(spec.resume) * len(pieces))
+        start_clock += joined_at  # above 0 for a worker that replaces another
         turns = [
             (epoch, number)
             for epoch in range(spec.epochs)
-            for number in self._order(epoch, len(pieces))
+            for number in self._order(epoch, len(pieces), rank)
         ]
-        block = self._prepare(pieces, *turns[start_clock]) if start_clock < len(turns) else None
+        left = turns[start_clock:]
+        block = self._prepare(pieces, *left[0], rank) if left else None
         if block is not None:
             self._exchange(None, (), block)
-        for at, (epoch, number) in enumerate(turns[start_clock:], start_clock):
+        for at, (epoch, number) in enumerate(left, start_clock):
             assert block is not None
             lr = max(spec.min_lr, spec.lr * (1 - at / len(turns)))
-            changes = self._train(block, lr, seed=at + (self._client.rank << 32))
+            changes = self._train(block, lr, seed=at + (rank << 32))
             if number % every == 0:
-                loss = block_loss(
-                    block.ids, block.inputs.numpy(), block.outputs.numpy(), block.pool
-                )
-                self._log.write("step", step=at + 1, epoch=epoch, loss=loss, samples=block.given)
-            following = self._prepare(pieces, *turns[at + 1]) if at + 1 < len(turns) else None
+                self._write_step(at, epoch, block)
+            more = at + 1 < len(turns)
+            following = self._prepare(pieces, *turns[at + 1], rank) if more else None
             self._exchange(block, changes, following)
             self._words += block.given
             block = following
@@ -168,17 +174,52 @@ class Trainer:
         self._clock = max(clock, len(turns))
         self._epochs = max(spec.epochs, -(-start_clock // max(len(pieces), 1)))
 
-    def _order(self, epoch: int, pieces: int) -> list[int]:
+    def train_leased(self, start_clock: int) -> None:
+        """Train on the blocks that the scheduler leases to this worker, until all are done.
+
+        start_clock:  the clock of the checkpoint that the run continues from
+        """
+        spec, size, client = self._spec, self._spec.block_words, self._client
+        pieces = [self._ids[at : at + size] for at in range(0, len(self._ids), size)]
+        every = max(1, len(pieces) // 50)
+        begin = time.monotonic()
+        self._clock = start_clock + client.clock
+        while not (lease := take_lease(client, spec.epochs, len(pieces), patient=True)).over:
+            numbers = self._order(lease.epoch, len(pieces), rank=0)
+            numbers = numbers[lease.first : lease.first + lease.count]
+            block = self._prepare(pieces, lease.epoch, numbers[0], rank=0)
+            self._exchange(None, (), block)
+            for at, number in enumerate(numbers):
+                turn = lease.epoch * len(pieces) + lease.first + at
+                lr = max(spec.min_lr, spec.lr * (1 - turn / (spec.epochs * len(pieces))))
+                changes = self._train(block, lr, seed=turn)
+                if number % every == 0:
+                    self._write_step(turn, lease.epoch, block)
+                following = None
+                if at + 1 < len(numbers):
+                    following = self._prepare(pieces, lease.epoch, numbers[at + 1], rank=0)
+                self._exchange(block, changes, following)
+                self._words += block.given
+                self._clock += 1
+                block = following or block
+            self._epochs = lease.epoch + 1
+        self._seconds = time.monotonic() - begin
+
+    def _write_step(self, turn: int, epoch: int, block: Block) -> None:
+        loss = block_loss(block.ids, block.inputs.numpy(), block.outputs.numpy(), block.pool)
+        self._log.write("step", step=turn + 1, epoch=epoch, loss=loss, samples=block.given)
+
+    def _order(self, epoch: int, pieces: int, rank: int) -> list[int]:
         """Return a random order of the pieces of the text, the same for every run of this seed.
 
         In the order of the text the vectors would follow the last pieces, and forget the others.
         """
-        random = np.random.default_rng((self._spec.seed, self._client.rank, epoch, pieces))
+        random = np.random.default_rng((self._spec.seed, rank, epoch, pieces))
         order: list[int] = random.permutation(pieces).tolist()
         return order
 
-    def _prepare(self, pieces: list[np.ndarray], epoch: int, number: int) -> Block:
-        random = np.random.default_rng((self._spec.seed, self._client.rank, epoch, number))
+    def _prepare(self, pieces: list[np.ndarray], epoch: int, number: int, rank: int) -> Block:
+        random = np.random.default_rng((self._spec.seed, rank, epoch, number))
         return Block(pieces[number], self._keep, self._noise, self._place, random)
 
     def _train(self, block: Block, lr: float, seed: int) -> tuple[Tensor, Tensor]:

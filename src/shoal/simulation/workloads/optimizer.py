@@ -136,7 +136,7 @@ class OptimizerWorkload:
         for first, (rows, updates) in shards.items():
             rounds = {
                 merged.clock: [
-                    self.pushed[ledger.key(each, merged.clock)] for each in merged.workers
+                    self.pushed[ledger.key(each, merged.clock)] for each in sorted(merged.workers)
                 ]
                 for merged in closed.of("model", first)
             }
@@ -183,7 +183,9 @@ class OptimizerWorkload:
     def _reference(self, rounds: Mapping[int, list[Pushed]]) -> list[tuple[int, float]]:
         """Return (first clock of a reader that sees it, a row's value) after each round.
 
-        The update of a round is the merged value, at the rate of the push of the lowest rank.
+        The update of a round is the merged value, at the rate of the push of the lowest rank; of
+        the earlier incarnation, where a worker and its successor have pushed in one round. `rounds`
+        has pushes by incarnation.
         """
         row, velocity, states, first = 0.0, 0.0, [(0, 0.0)], True
         for clock in sorted(rounds):

@@ -138,3 +138,36 @@ def test_links_have_the_bandwidth_that_was_asked_for(tmp_path):
     (row,) = json.loads(result.stdout.splitlines()[-1])["table"]
     least = row["bytes"] / 2 * 8 / 4e6  # one direction of the server's link
     assert 0.7 * least < row["seconds"] < 3 * least
+
+
+@pytest.mark.parametrize(
+    ("words", "figures"),
+    [
+        ("ctr --strategy asgd,sync --seeds 2", ("auc", "log_loss", "rows_per_s", "bytes")),
+        ("word2vec --dim 8,16 --epochs 1", ("words_per_s", "seconds", "bytes")),
+    ],
+    ids=["ctr", "word2vec"],
+)
+def test_runs_of_an_application_are_compared(tmp_path, words, figures):
+    result = CliRunner().invoke(main, ["compare", *words.split(), "--out", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert [row["runs"] for row in found["table"]] == [2 if "seeds" in words else 1] * 2
+    assert all(row[name] > 0 for row in found["table"] for name in figures)
+    page = Path(found["report"]).read_text()
+    assert all(row["cell"] in page for row in found["table"])
+    again = CliRunner().invoke(main, ["compare", "--resume", found["comparison"], "--json"])
+    assert json.loads(again.stdout.splitlines()[-1])["table"] == found["table"]
+
+
+def test_a_cell_of_an_application_that_is_wrong_makes_no_folder(tmp_path):
+    for words, told in (
+        ("ctr --strategy asgd,easgd", "cell 'strategy=easgd': strategy: invalid enum value"),
+        ("ctr nothere.csv", "nothere.csv: cannot be read"),
+        ("ctr --lr 0.1,no", "cell 'lr=no': lr: expected `float`"),
+        ("word2vec --dim 0", "cell 'word2vec': dim: expected `int` >= 1"),
+    ):
+        result = CliRunner().invoke(main, ["compare", *words.split(), "--out", str(tmp_path)])
+        assert result.exit_code != 0
+        assert told in " ".join(result.stderr.split())
+    assert not [*tmp_path.iterdir()]

@@ -235,3 +235,37 @@ def test_names_of_cells_have_no_folders_where_files_are_told_apart():
     alike = ["/one/nets.py:small", "/two/nets.py:small"]
     cells = Comparison(grid={"model": alike}).cells()
     assert [cell.name for cell in cells] == [f"sync model={each}" for each in alike]
+
+
+def test_each_option_of_an_application_may_be_an_axis():
+    grid = {"lr": [0.1, 0.2], "model": ["lr"], "workers": [1, 2]}
+    cells = Comparison(application="ctr", job={"train": "a/b.csv"}, grid=grid).cells()
+    assert [cell.name for cell in cells] == [
+        *("lr=0.1 workers=1", "lr=0.1 workers=2"),
+        *("lr=0.2 workers=1", "lr=0.2 workers=2"),
+    ]
+    assert cells[1].fields == {"train": "a/b.csv", "lr": 0.1, "model": "lr", "workers": 2}
+    assert len({cell.folder for cell in cells}) == 4
+
+
+def test_a_comparison_of_an_application_is_named_after_its_data_and_read_again(tmp_path):
+    made = Comparison(application="word2vec", job={"texts": ["a/b.txt", "c"]}, grid={"dim": [2, 3]})
+    assert made.source == "a/b.txt"
+    assert Comparison(application="ctr").source == "sample"
+    path = tmp_path / "comparison.toml"
+    path.write_text(dump_comparison(made))
+    assert comparison_from(load_job(path), {}) == made
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"simulated": True}, "real processes"),
+        ({"strategies": {"sync": {}}}, "real processes and no strategies"),
+        ({"grid": {"lr": []}}, "'lr' of the comparison has no values"),
+        ({"grid": {"lr": [0.1] * 1 + list(range(2, 102)), "l2": list(range(100))}}, "10000 runs"),
+    ],
+)
+def test_a_comparison_of_an_application_that_cannot_be_done_is_refused(values, told):
+    with pytest.raises(InvalidValue, match=told):
+        Comparison(application="ctr", **values).cells()

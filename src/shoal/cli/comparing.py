@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
 from rich.console import Console
 
+from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import (
     EXIT_FAILED,
     EXIT_USAGE,
+    F,
     as_json,
     ended_by_signals,
     given,
     main,
     option,
     options_of,
+    plain,
     trusts,
 )
 from shoal.engines.pairs import pairs_of, value_of, values_of
 from shoal.errors import UsageError
 from shoal.extras import require
-from shoal.runs.grid import AXES, Comparison, comparison_from
+from shoal.runs.grid import AXES, Comparison, comparison_from, comparison_of
 from shoal.runs.job import JobSpec
 from shoal.runs.job_file import load_job
+from shoal.runs.options import RunOptions
 from shoal.runs.simulated_time import SimulatedTime
 from shoal.runs.trust import check_job_file, check_run
 from shoal.storage.comparison_folder import ComparisonFolder
@@ -37,6 +42,9 @@ ONE_RUN = (  # fields of a job that are options of a single run
     *("layers", "title", "out", "resume", "resume_at", "on_worker_loss", "slow_workers"),
     *("on_timeout", "checkpoint_every", "checkpoint_every_s", "keep_checkpoints"),
 )
+
+
+OF_ALL_CELLS = ("seed", "init", "memory")  # options of an application that are no axes
 
 
 @main.command(short_help="compare strategies, with a report of figures", cleans=True)
@@ -71,12 +79,7 @@ def compare(
     shoal compare mnist --strategy ssp --staleness 0,1,2,4 --simulated --pace 1,1,1,4 --workers 4
     shoal compare mnist --strategy sync,diloco --bandwidth 10,100,1000 --simulated
     """
-    from shoal.apps.compare.command import (
-        begin_comparison,
-        finish_comparison,
-        run_comparison,
-        title_of,
-    )
+    from shoal.apps.compare.command import begin_comparison, title_of
     from shoal.data.places import search_path
     from shoal.reports.comparison import read_comparison
 
@@ -101,14 +104,110 @@ def compare(
             out = str(wanted.job.get("out", out))
         with console.status("checking every cell"):
             folder = begin_comparison(wanted, folders, Path(out), title or title_of(wanted))
-            wanted = read_comparison(folder)
+    _carry_out(folder, folders, console, jobs or 0, trust, as_json)
+
+
+def _carry_out(
+    folder: ComparisonFolder,
+    data_dirs: Sequence[Path],
+    console: Console,
+    jobs: int,
+    trust: bool,
+    as_json: bool,
+) -> None:
+    """Do the runs of a comparison that have not ended, and report."""
+    from shoal.apps.compare.command import finish_comparison, run_comparison
+    from shoal.reports.comparison import read_comparison
+
     with ended_by_signals():
-        failed = run_comparison(folder, wanted, folders, console, jobs or 0, trust)
+        wanted = read_comparison(folder)
+        failed = run_comparison(folder, wanted, data_dirs, console, jobs, trust)
     report = finish_comparison(folder, failed, None if as_json else console)
     if as_json:
         click.echo(json.dumps(report))
     if failed:
         raise click.exceptions.Exit(EXIT_FAILED)
+
+
+def _axes_of(schema: type[RunOptions]) -> tuple[str, ...]:
+    """Return the options of an application that have one value, of which a comparison takes many.
+
+    >>> [each for each in _axes_of(WordsSpec) if each in ("dim", "texts", "seed", "model")]
+    ['model', 'dim']
+    """
+    found = []
+    for name, hint in get_type_hints(schema, include_extras=True).items():
+        if get_origin(hint) is Annotated and name not in OF_ALL_CELLS:
+            section = get_args(hint)[1].extra["section"]
+            if section in ("Model", "Training", "Cluster"):
+                found.append(name)
+    order = schema.__struct_fields__
+    return tuple(sorted(found, key=order.index))
+
+
+def _application_options(schema: type[RunOptions], source: str) -> Callable[[F], F]:
+    """Declare the options of a comparison of an application's runs.
+
+    source:  the field with the data, which is the command's argument
+    """
+
+    def decorate(command: F) -> F:
+        for each in reversed(
+            (
+                options_of(Comparison, leave_out=("simulated",)),
+                options_of(schema, leave_out=(*ONE_RUN, source), lists=_axes_of(schema)),
+                option("--title", default="", section="Output", help="name of the folder"),
+                option("--out", default="shoal-runs", section="Output", help="its parent"),
+                as_json,
+            )
+        ):
+            command = each(command)
+        return command
+
+    return decorate
+
+
+@main.command("compare ctr", short_help="compare options of `train ctr`", cleans=True)
+@click.argument("train", metavar="[TRAIN]", required=False, default="")
+@_application_options(CtrSpec, "train")
+def compare_ctr(train: str, **options: Any) -> None:
+    """Train click models with every combination of the values given, and draw a report.
+
+    \b
+    shoal compare ctr clicks.csv --label clicked --model lr,fm --lr 0.1,0.2 --test test.csv
+    shoal compare ctr --strategy asgd,sync --workers 1,2,4 --seeds 3
+    """
+    _compare_application("ctr", CtrSpec, {"train": train} if train else {})
+
+
+@main.command("compare word2vec", short_help="compare options of `train word2vec`", cleans=True)
+@click.argument("texts", metavar="[TEXT...]", nargs=-1)
+@_application_options(WordsSpec, "texts")
+def compare_word2vec(texts: tuple[str, ...], **options: Any) -> None:
+    """Train word embeddings with every combination of the values given, and draw a report.
+
+    \b
+    shoal compare word2vec novels.tar.gz --analogies questions-words.txt --dim 50,100,200
+    """
+    _compare_application("word2vec", WordsSpec, {"texts": [*texts]} if texts else {})
+
+
+def _compare_application(name: str, schema: type[RunOptions], job: dict[str, Any]) -> None:
+    """Compare runs of an application: the options that were given, some with several values."""
+    from shoal.apps.compare.command import begin_comparison, title_of
+
+    flags, axes = given(), _axes_of(schema)
+    asked = plain({each: flags[each] for each in schema.__struct_fields__ if each in flags}, schema)
+    asked = {each: value for each, value in asked.items() if each not in ("title", "out")}
+    grid = {each: _values(value) for each, value in asked.items() if each in axes}
+    job |= {each: value for each, value in asked.items() if each not in axes and each not in job}
+    found = {"application": name, "job": job, "grid": grid, "seeds": flags.get("seeds", 1)}
+    wanted = comparison_of(found)
+    console = Console(stderr=bool(flags.get("as_json")))
+    title, out = flags.get("title") or title_of(wanted), flags.get("out", "shoal-runs")
+    with console.status("checking every cell"):
+        folder = begin_comparison(wanted, (), Path(out), title)
+    _carry_out(folder, (), console, 0, False, bool(flags.get("as_json")))
 
 
 @main.command(short_help="draw the figures of a run or of a comparison")

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import floor, isfinite
@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from shoal.errors import DataCorrupt, DataMissing, ShoalError
+from shoal.reports.columns import COLUMNS_OF, Column
 from shoal.reports.curves import Curves, curves_of
 from shoal.reports.events import Run, load_run
 from shoal.reports.logged import logged_summary
@@ -74,19 +75,25 @@ class ComparedRuns:
         whole = len(self.cells) * self.comparison.seeds
         return f"ComparedRuns({str(self.path)!r}, {ended} of {whole} runs)"
 
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the table that are figures of runs."""
+        return COLUMNS_OF[self.comparison.application]
+
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each cell with runs: means over seeds, with their standard deviations.
 
         Columns: cell; the axes; runs; accuracy, loss (on test data, of the final parameters),
-        seconds (of training), bytes (through the workers' links), idle (share of the workers' time)
-        and staleness (clocks, mean over steps), each with a column NAME_sd, which is None for one
-        run, and both are None where a value is not finite; threshold, the highest multiple of 0.005
-        that the accuracy of all runs has reached; time_to, the mean seconds until then; and
-        run_dirs, the folders of the runs. A figure that no run has is None. Runs of scripts have
-        `logged`, by name: count, first, last, least and greatest.
+        time_to (seconds until the accuracy was `threshold`), seconds (of training), bytes (through
+        the workers' links), idle (share of the workers' time) and staleness (clocks, mean over
+        steps), each with a column NAME_sd, which is None for one run, and both are None where a
+        value is not finite; threshold, the highest multiple of 0.005 that the accuracy of all runs
+        has reached; and run_dirs, the folders of the runs. A figure that no run has is None. Runs
+        of scripts have `logged`, by name: count, first, last, least and greatest. Runs of `ctr` and
+        `word2vec` have the figures of their summaries instead: `reports.columns.COLUMNS_OF`.
         """
         threshold = self.threshold()
-        return [_row(cell, threshold) for cell in self.cells if cell.runs]
+        return [_row(cell, self.columns, threshold) for cell in self.cells if cell.runs]
 
     def threshold(self) -> float:
         """Return the highest multiple of 0.005 that the accuracy of all runs has reached."""
@@ -103,6 +110,8 @@ class ComparedRuns:
 
         The first run of each cell counts.
         """
+        if self.comparison.application:  # their events do not have all samples
+            return ""
         trained = {
             cell.name: sum(sum(steps["samples"]) for steps in run.steps.values())
             for cell in self.cells
@@ -174,33 +183,16 @@ def read_comparison(folder: ComparisonFolder) -> Comparison:
         raise DataCorrupt(f"{folder.comparison}: {error.message}") from None
 
 
-def _row(cell: CellRuns, threshold: float) -> dict[str, Any]:
-    runs, curves = cell.runs.values(), cell.curves.values()
+def _row(cell: CellRuns, columns: Sequence[Column], threshold: float) -> dict[str, Any]:
     row: dict[str, Any] = {"cell": cell.name, **cell.values, "runs": len(cell.runs)}
-    for name, values in (
-        ("accuracy", [each.accuracy[-1].value for each in curves if each.accuracy]),
-        ("loss", [each.test_loss[-1].value for each in curves if each.test_loss]),
-        ("seconds", [each.seconds for each in curves if each.seconds]),
-        ("bytes", [float(each.bytes) for each in curves if each.seconds]),
-        ("idle", [fmean(each.idle.values()) for each in curves if each.idle]),
-        ("staleness", [_mean(each.staleness) for each in curves if each.staleness]),
-    ):
+    for column in columns:
+        found = [column.of(run, cell.curves[seed], threshold) for seed, run in cell.runs.items()]
+        values = [value for value in found if value is not None]
         finite = bool(values) and all(isfinite(value) for value in values)
-        row[name] = fmean(values) if finite else None
-        row[f"{name}_sd"] = stdev(values) if finite and len(values) > 1 else None
-    reached = [time_to(each, threshold) for each in curves]
+        row[column.name] = fmean(values) if finite else None
+        row[f"{column.name}_sd"] = stdev(values) if finite and len(values) > 1 else None
     row["threshold"] = threshold
-    row["time_to"] = fmean(reached) if reached and threshold else None
-    row["run_dirs"] = [str(run.path) for run in runs]
-    if logged := next((run.logged for run in runs if run.logged), None):
+    row["run_dirs"] = [str(run.path) for run in cell.runs.values()]
+    if logged := next((run.logged for run in cell.runs.values() if run.logged), None):
         row["logged"] = logged_summary(logged)
     return row
-
-
-def time_to(curves: Curves, threshold: float) -> float:
-    """Return the seconds of training until the accuracy was a threshold; all if it never was."""
-    return next((p.seconds for p in curves.accuracy if p.value >= threshold), curves.seconds)
-
-
-def _mean(counts: Mapping[int, int]) -> float:
-    return sum(value * count for value, count in counts.items()) / sum(counts.values())

@@ -11,7 +11,8 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from shoal.reports.comparison import CellRuns, time_to
+from shoal.reports.columns import time_to
+from shoal.reports.comparison import CellRuns
 from shoal.reports.curves import Curves, Point
 from shoal.runs.grid import names_of
 

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from shoal.reports.numbers import decimal_bytes, percent, seconds, significant
+from shoal.reports.columns import Column
+from shoal.reports.numbers import decimal_bytes, seconds, significant
 from shoal.storage.event_log import NewEvents
 from shoal.storage.run_folder import RunFolder
 
@@ -181,22 +182,26 @@ def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[flo
     console.print(table)
 
 
-def show_comparison(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the table of a comparison."""
+def show_comparison(
+    console: Console, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Print the table of a comparison, without columns in which no row has a value."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("cell", overflow="fold")
-    reached = f"to {rows[0]['threshold']:.1%}" if rows else "time to"
-    for title in ("accuracy", reached, "training", "bytes", "idle", "stale"):
+    shown = [each for each in columns if each.short]
+    known = [each for each in shown if any(row[each.name] is not None for row in rows)]
+    for column in known:
+        title = column.short.format(threshold=rows[0]["threshold"])
         table.add_column(title, justify="right", no_wrap=True, min_width=len(title))
     for row in rows:
-        spread = "" if row["accuracy_sd"] is None else f" ± {percent(row['accuracy_sd'])}"
-        table.add_row(
-            row["cell"],
-            "" if row["accuracy"] is None else f"{percent(row['accuracy'])}{spread}",
-            "" if row["time_to"] is None else seconds(row["time_to"]),
-            "" if row["seconds"] is None else seconds(row["seconds"]),
-            "" if row["bytes"] is None else decimal_bytes(row["bytes"]),
-            "" if row["idle"] is None else percent(row["idle"]),
-            "" if row["staleness"] is None else significant(row["staleness"]),
-        )
+        table.add_row(row["cell"], *(_shown(column, row, column is known[0]) for column in known))
     console.print(table)
+
+
+def _shown(column: Column, row: Mapping[str, Any], with_spread: bool) -> str:
+    value, spread = row[column.name], row[f"{column.name}_sd"]
+    if value is None:
+        return ""
+    if spread is None or not with_spread:
+        return column.shown(value)
+    return f"{column.shown(value)} ± {column.shown(spread)}"

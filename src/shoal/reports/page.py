@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +14,11 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.extras import require
+from shoal.reports.columns import Column
 from shoal.reports.comparison import CellRuns, ComparedRuns
 from shoal.reports.events import Run
 from shoal.reports.figures import Figure, figures_of
-from shoal.reports.numbers import decimal_bytes, percent, seconds, significant
+from shoal.reports.numbers import significant
 from shoal.runs.grid import Comparison, label_of, names_of, strategy_label
 from shoal.runs.job_file import SCRIPT
 from shoal.storage.files import write_whole
@@ -36,20 +37,6 @@ def packages() -> tuple[ModuleType, ModuleType]:
     return require("plotly.offline", what), require("jinja2", what)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the page's table.
-
-    Attributes:
-        best: the function that finds the best value, `min` or `max`; None if no value is best.
-    """
-
-    name: str
-    title: str
-    shown: Callable[[float], str]
-    best: Callable[[Sequence[float]], float] | None
-
-
 AXES = (("step", "steps"), ("seconds", "time"), ("bytes", "bytes"))
 MEASURED = (
     "Times are of training: evaluations are left out. Bytes are those that have gone through the "
@@ -61,15 +48,6 @@ COMPARED = (
 LOGGED = (
     "The last number is that of the worker of lowest rank that has recorded it; the least and the "
     "greatest are of all workers."
-)
-COLUMNS = (
-    Column("accuracy", "test accuracy", percent, max),
-    Column("loss", "test loss", significant, min),
-    Column("time_to", "time to accuracy {threshold:.1%}", seconds, min),
-    Column("seconds", "training time", seconds, min),
-    Column("bytes", "bytes", decimal_bytes, min),
-    Column("idle", "idle", percent, min),
-    Column("staleness", "staleness", significant, None),
 )
 
 
@@ -87,7 +65,10 @@ class Page:
     @cached_property
     def figures(self) -> list[Figure]:
         """The figures of the page."""
-        return figures_of(self.compared.cells, self.compared.threshold())
+        found = figures_of(self.compared.cells, self.compared.threshold())
+        if self.compared.comparison.application:  # their events have no evaluations and no waits
+            return [figure for figure in found if figure.name == "loss"]
+        return found
 
     def write(self, path: Path) -> None:
         """Write the page to a file."""
@@ -111,9 +92,7 @@ class Page:
             page=self,
             figures=figures,
             drawn=drawn,
-            table=_table_of_logged(logged)
-            if logged
-            else _table_of(rows, self.compared.threshold()),
+            table=_table_of_logged(logged) if logged else _table_of(self.compared, rows),
             rows=rows,
             axes=[(name, label) for name, label in AXES if name in used],
             numbers={cell.name: number for number, cell in enumerate(cells)},
@@ -143,7 +122,7 @@ def page_of_comparison(compared: ComparedRuns) -> Page:
         else "Real processes on one machine.",
     ]
     warnings = compared.unlike_weights()
-    if not warnings and runs:
+    if not warnings and runs and not comparison.application:
         facts.append("All runs of a seed and a model began with the same weights, bit for bit.")
     if unlike := compared.unlike_samples():
         facts.append(unlike)
@@ -152,7 +131,7 @@ def page_of_comparison(compared: ComparedRuns) -> Page:
         warnings.append(f"{have} not ended: shoal compare --resume {path}")
     return Page(
         str(comparison.job.get("title", ""))
-        or f"{label_of(comparison.job.get('data', 'digits'))} by {', '.join(varied) or 'seed'}",
+        or f"{label_of(comparison.source)} by {', '.join(varied) or 'seed'}",
         compared,
         facts,
         [
@@ -236,9 +215,10 @@ class _Table:
     note: str
 
 
-def _table_of(rows: Sequence[Row], threshold: float) -> _Table:
+def _table_of(compared: ComparedRuns, rows: Sequence[Row]) -> _Table:
     """Return a table with a line for each cell, without columns in which none has a value."""
-    columns = [each for each in COLUMNS if any(row[each.name] is not None for row in rows)]
+    known, threshold = compared.columns, compared.threshold()
+    columns = [each for each in known if any(row[each.name] is not None for row in rows)]
     return _Table(
         "cell" if len(rows) > 1 else "run",
         [each.title.format(threshold=threshold) for each in columns],

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import product
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ from shoal.strategies import Strategy, strategies
 
 BANDWIDTH_MAX = 1_000_000  # Mbit/s
 BANDWIDTH = "bandwidth"  # an axis that is no field of a job
+SOURCES = {"ctr": "train", "word2vec": "texts"}  # the field with the data of an application
 SET = "set."  # in front of a strategy's setting
 AXES = (
     *("strategy", "model", "workers", "servers", "replicas", "redundancy"),
@@ -72,6 +73,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A job, the axes along which it varies, and how many seeds each combination has.
 
     Attributes:
+        application: the application whose runs are compared, "ctr" or "word2vec"; "" for training
+            jobs. `job` and `grid` have fields of its options then, and each field may be an axis.
         job: the fields of `JobSpec` that all cells share.
         grid: the values of each axis. An axis that a strategy does not have, such as the staleness
             of ssp, is left out for that strategy. `set` has axes of settings, such as
@@ -84,6 +87,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     # fmt: off
+    application: Literal["", "ctr", "word2vec"] = ""
     job: dict[str, Any] = {}
     grid: dict[str, Any] = {}
     strategies: dict[str, dict[str, Any]] = {}
@@ -99,6 +103,16 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             given = msgspec.structs.asdict(self.simulation)
             names = ", ".join(name for name in usual if given[name] != usual[name])
             raise InvalidValue(f"{names}: real processes take their own time; add --simulated")
+        if self.application and (self.simulated or self.strategies):
+            raise InvalidValue(f"runs of {self.application} have real processes and no strategies")
+
+    @property
+    def source(self) -> str:
+        """The name of the data, for titles."""
+        if not self.application:
+            return str(self.job.get("data", "digits"))
+        data = self.job.get(SOURCES[self.application]) or "sample"
+        return str(data if isinstance(data, str) else data[0])
 
     def code(self) -> Iterator[dict[str, str]]:
         """Yield each value that may name code, as {field: value}; import none of it."""
@@ -121,6 +135,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             InvalidValue: an axis has no values, or no strategy has it
             UnknownName: there is no such axis, or no such strategy
         """
+        if self.application:
+            return self._checked(_product(self.application, self.job, self.grid))
         axes = self._axes()
         names = axes.pop("strategy", None) or [self.job.get("strategy", "sync")]
         for name in (*self.strategies, *names):
@@ -149,10 +165,16 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 if cells.get(cell.name, cell) != cell:
                     raise InvalidValue(f"two cells have the name {cell.name!r}: rename one's class")
                 cells[cell.name] = cell
-        if len(cells) * self.seeds > RUNS_MAX:
-            raise InvalidValue(f"a comparison has {RUNS_MAX} runs at most, not {len(cells)} cells "
-                               f"x {self.seeds} seeds")  # fmt: skip
-        return list(cells.values())
+        return self._checked([*cells.values()])
+
+    def _checked(self, cells: list[Cell]) -> list[Cell]:
+        """Return the cells of a comparison that is not too large."""
+        runs = len(cells) * self.seeds
+        if runs > RUNS_MAX:
+            raise InvalidValue(
+                f"a comparison has {RUNS_MAX} runs at most, not {len(cells)} cells x {self.seeds} seeds"
+            )
+        return cells
 
     def _cell(
         self, name: str, values: dict[str, Any], axes: Mapping[str, Sequence[Any]], common: Values
@@ -205,6 +227,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         # A file has the settings last, so a comparison that is read keeps the order of its axes.
         order = {axis: place for place, axis in enumerate(AXES)}
         return dict(sorted(found.items(), key=lambda each: order.get(each[0], len(order))))
+
+
+def _product(application: str, job: Values, grid: Mapping[str, Any]) -> list[Cell]:
+    """Return every combination of the values of an application's options."""
+    axes = {axis: _values(axis, values) for axis, values in grid.items()}
+    varied = [axis for axis, values in axes.items() if len(values) > 1]
+    cells = []
+    for chosen in product(*axes.values()):
+        values = dict(zip(axes, chosen, strict=True))
+        name = " ".join(f"{axis}={label_of(values[axis])}" for axis in varied) or application
+        cells.append(Cell(name, values, {**job, **values}))
+    return cells
 
 
 def names_of(axis: str) -> list[str]:

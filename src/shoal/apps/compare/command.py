@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shoal import factories
+from shoal.apps.compare.applications import application_of
 from shoal.apps.compare.runs import (
     check_limited,
     measured,
@@ -26,7 +27,7 @@ from shoal.errors import InvalidValue, UnknownName
 from shoal.reports.comparison import ComparedRuns, load_comparison, read_comparison
 from shoal.reports.live import progress_console, show_comparison
 from shoal.reports.page import packages, page_of_comparison
-from shoal.runs.grid import Comparison, comparison_from, dump_comparison
+from shoal.runs.grid import Cell, Comparison, comparison_from, dump_comparison
 from shoal.runs.job import JobSpec
 from shoal.runs.simulated_time import check_simulated
 from shoal.storage.comparison_folder import ComparisonFolder
@@ -41,9 +42,35 @@ def begin_comparison(
         ShoalError: a cell is wrong; no folder is made then
     """
     packages()  # those of the page that is written at the end
+    cells = comparison.cells()
+    if comparison.application:
+        _check_application(comparison, cells, out)
+    else:
+        comparison = _checked(comparison, cells, data_dirs, out)
+    folder = ComparisonFolder.create(out, title)
+    folder.write_comparison(dump_comparison(comparison))
+    return folder
+
+
+def _check_application(comparison: Comparison, cells: Sequence[Cell], out: Path) -> None:
+    """Check the options of every cell, and the data of the first."""
+    seed, quiet = comparison.seeds_of()[0], Console(quiet=True)
+    for cell in cells:
+        try:
+            application = application_of(comparison.application, cell, seed, out, ())
+            application.check()
+        except (InvalidValue, UnknownName) as error:
+            raise type(error)(f"cell {cell.name!r}: {error.message}") from None
+        if cell is cells[0]:
+            application.prepare(0, quiet)
+
+
+def _checked(
+    comparison: Comparison, cells: Sequence[Cell], data_dirs: Sequence[Path], out: Path
+) -> Comparison:
+    """Check the jobs of all cells; return the comparison with the seconds of a batch."""
     if comparison.job.get("collective", "ring") != "ring":
         raise InvalidValue("a comparison counts bytes, and those of collective gloo are not known")
-    cells = comparison.cells()
     seen: list[JobSpec] = []
     for cell in cells:
         try:
@@ -64,9 +91,7 @@ def begin_comparison(
     if comparison.simulated and not comparison.simulation.batch_s:
         seconds = measured(cells, data_dirs, comparison.measured)
         comparison = msgspec.structs.replace(comparison, measured=seconds)
-    folder = ComparisonFolder.create(out, title)
-    folder.write_comparison(dump_comparison(comparison))
-    return folder
+    return comparison
 
 
 def run_comparison(
@@ -94,13 +119,15 @@ def run_comparison(
     cells = comparison.cells()
     folder.write_cells([(cell.name, cell.folder, dict(cell.values)) for cell in cells])
     runs = [
-        run_of(comparison, folder, cell, seed) for seed in comparison.seeds_of() for cell in cells
+        run_of(comparison, folder, cell, seed, data_dirs)
+        for seed in comparison.seeds_of()
+        for cell in cells
     ]
     left = [run for run in runs if folder.ended(run.cell.folder, run.seed) is None]
     running = (
         simulated(left, data_dirs, jobs or os.cpu_count() or 1)
         if comparison.simulated
-        else on_processes(left, data_dirs, trust)
+        else on_processes(left, trust)
     )
     failed = {}
     with _bar(console) as bar, closing(running):
@@ -124,7 +151,7 @@ def finish_comparison(
     page_of_comparison(compared).write(folder.report)
     table = compared.table()
     if console is not None:
-        show_comparison(console, table)
+        show_comparison(console, compared.columns, table)
         if unlike := compared.unlike_samples():
             console.print(unlike, soft_wrap=True, highlight=False)
         for name, error in failed.items():
@@ -214,7 +241,7 @@ def compare(
 
 def title_of(comparison: Comparison) -> str:
     """Return the name of a comparison's folder."""
-    data = Path(str(comparison.job.get("data", "digits"))).name.partition(".")[0]
+    data = comparison.application or Path(comparison.source).name.partition(".")[0]
     return str(comparison.job.get("title", "")) or f"compare-{data}"
 
 

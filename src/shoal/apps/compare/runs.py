@@ -12,20 +12,19 @@ from typing import Any
 
 import msgspec
 
+from shoal.apps.compare.applications import application_of
 from shoal.apps.process_pool import process_pool
-from shoal.apps.train.command import TrainApplication
 from shoal.apps.train.simulated import measured_batch_s, simulate_job
 from shoal.engines.hosts import Hosts, HostsEngine, check_hosts
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue, ShoalError
+from shoal.runs.application import Application
 from shoal.runs.grid import Cell, Comparison
 from shoal.runs.job import JobSpec
 from shoal.runs.run import run_here
 from shoal.runs.simulated_time import SimulatedTime
 from shoal.storage.comparison_folder import ComparisonFolder
 from shoal.storage.run_folder import RunFolder
-
-TITLE = "run"  # of a cell's run, whose folder is named after the cell
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class CellRun:
 
     cell: Cell
     seed: int
-    job: JobSpec
+    application: Application[Any]
     simulation: SimulatedTime
 
     @property
@@ -42,24 +41,30 @@ class CellRun:
         return f"{self.cell.name}, seed {self.seed}"
 
 
-def run_of(comparison: Comparison, folder: ComparisonFolder, cell: Cell, seed: int) -> CellRun:
-    job = cell.job(seed, str(folder.runs(cell.folder, seed)))
-    job = msgspec.structs.replace(job, title=TITLE)
+def run_of(
+    comparison: Comparison,
+    folder: ComparisonFolder,
+    cell: Cell,
+    seed: int,
+    data_dirs: Sequence[Path],
+) -> CellRun:
+    """Return the run of a cell with one of the seeds, in its place in the comparison's folder."""
+    out = folder.runs(cell.folder, seed)
+    application = application_of(comparison.application, cell, seed, out, data_dirs)
     simulation = comparison.simulation
     if comparison.simulated and not simulation.batch_s:
-        batch_s = comparison.measured.get(_key(job))
+        key = _key(application.spec)
+        batch_s = comparison.measured.get(key)
         if batch_s is None:
-            raise InvalidValue(f"{folder.comparison} has no seconds a batch of {_key(job)!r}")
+            raise InvalidValue(f"{folder.comparison} has no seconds a batch of {key!r}")
         simulation = msgspec.structs.replace(simulation, batch_s=batch_s)
-    return CellRun(cell, seed, job, simulation)
+    return CellRun(cell, seed, application, simulation)
 
 
 # ---------------------------------------------------------------------------- real processes
 
 
-def on_processes(
-    runs: Sequence[CellRun], data_dirs: Sequence[Path], trust: bool
-) -> Generator[tuple[str, str]]:
+def on_processes(runs: Sequence[CellRun], trust: bool) -> Generator[tuple[str, str]]:
     """Do one run after the other; yield the name of each, and its error."""
     for run in runs:
         error = ""
@@ -68,8 +73,7 @@ def on_processes(
                 engine_of: Any = LocalEngine
                 if run.cell.bandwidth:
                     engine_of = _limited(stack, run)
-                application = TrainApplication(run.job, data_dirs)
-                run_here(application, trust=trust, engine_of=engine_of)
+                run_here(run.application, trust=trust, engine_of=engine_of)
         except ShoalError as failed:
             error = failed.message
         yield run.name, error
@@ -77,11 +81,12 @@ def on_processes(
 
 def _limited(stack: ExitStack, run: CellRun) -> Any:
     """Set up hosts with links of the cell's bandwidth; return the function that makes an engine."""
-    servers = run.job.servers if run.job.uses_servers else 0
+    job = run.application.spec
+    servers = job.servers if job.uses_servers else 0
     names = [
         "scheduler",
         *(f"server-{rank}" for rank in range(servers)),
-        *(f"worker-{rank}" for rank in range(run.job.workers)),
+        *(f"worker-{rank}" for rank in range(job.workers)),
     ]
     hosts = stack.enter_context(Hosts(names))
     for name in names:
@@ -123,7 +128,7 @@ def simulated(
 
 def _simulate(run: CellRun, data_dirs: Sequence[Path]) -> str:
     try:
-        simulate_job(run.job, run.simulation, data_dirs, run.cell.bandwidth)
+        simulate_job(run.application.spec, run.simulation, data_dirs, run.cell.bandwidth)
     except ShoalError as error:
         return error.message
     except Exception as error:  # from the user's model, data or strategy

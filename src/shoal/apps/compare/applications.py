@@ -1,0 +1,44 @@
+"""The applications whose runs can be compared, and the run of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.apps.ctr.spec import CtrSpec
+from shoal.apps.train.command import TrainApplication
+from shoal.apps.word2vec.spec import WordsSpec
+from shoal.runs.application import Application
+from shoal.runs.grid import Cell
+from shoal.runs.job_file import converted
+from shoal.runs.options import RunOptions
+
+TITLE = "run"  # of a cell's run, whose folder is named after the cell
+SPECS: dict[str, type[RunOptions]] = {"ctr": CtrSpec, "word2vec": WordsSpec}
+
+
+def application_of(
+    name: str, cell: Cell, seed: int, out: Path, data_dirs: Sequence[Path]
+) -> Application[Any]:
+    """Return what a cell of a comparison runs with one of the seeds.
+
+    name:  the application; "" for a training job
+
+    Raises:
+        InvalidValue, UnknownName: a field has a wrong value, or there is no such field
+    """
+    if not name:
+        job = msgspec.structs.replace(cell.job(seed, str(out)), title=TITLE)
+        return TrainApplication(job, data_dirs)
+    fields = {**cell.fields, "seed": seed, "out": str(out), "title": TITLE}
+    spec: Any = converted(fields, SPECS[name])
+    if name == "ctr":
+        from shoal.apps.ctr.command import CtrApplication
+
+        return CtrApplication(spec)
+    from shoal.apps.word2vec.command import WordsApplication
+
+    return WordsApplication(spec)

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.node.disk import Disk
 from shoal.protocol.machine import Append, Note, Persist, Send
-from shoal.protocol.messages import Freeze, HeartbeatSeen
+from shoal.protocol.messages.membership import Freeze, HeartbeatSeen
 from shoal.storage.files import FULL
 from shoal.storage.journal import Journal
 from shoal.storage.lease_log import LeaseLogFile

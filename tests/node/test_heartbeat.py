@@ -9,7 +9,8 @@ from shoal.factories import call_user_code
 from shoal.node.heartbeat import HeartbeatThread, LoopProgress
 from shoal.node.node import Node
 from shoal.protocol.machine import Discard, Received
-from shoal.protocol.messages import SCHEDULER, ProcessHeartbeat
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import ProcessHeartbeat
 from shoal.transport import Identity
 
 EVERY_S = 0.02

@@ -20,7 +20,9 @@ from shoal.protocol.machine import (
     Send,
     Ticked,
 )
-from shoal.protocol.messages import SCHEDULER, Freeze, Nudge
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Freeze
+from shoal.protocol.messages.requests import Nudge
 from shoal.transport import Identity, transport_for
 from shoal.transport.tcp import endpoint_of, tcp_address
 from tests.node.rigs import FRIEND, TOKEN, Peer, call, until

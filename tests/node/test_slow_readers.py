@@ -16,7 +16,7 @@ from shoal.protocol.machine import (
     Send,
     Sink,
 )
-from shoal.protocol.messages import Nudge
+from shoal.protocol.messages.requests import Nudge
 from shoal.transport import Identity
 from tests.node.rigs import FRIEND, TOKEN, Peer, call, until
 

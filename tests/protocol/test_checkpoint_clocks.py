@@ -5,7 +5,8 @@ from msgspec.structs import replace
 
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.machine import Received, Send
-from shoal.protocol.messages import SCHEDULER, Freeze, NewView
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Freeze, NewView
 from shoal.protocol.views import FOREVER, View
 from shoal.tables.consistency import bsp, ssp
 from shoal.tables.spec import TableSpec

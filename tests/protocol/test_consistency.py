@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shoal.protocol.consistency import Clocks, VectorClock, apply_clock, needed
-from shoal.protocol.messages import Part, Reply, Request
+from shoal.protocol.messages.base import Part
+from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.views import FOREVER, Member
 from shoal.tables.consistency import Cover, Quorum, asp, bsp, ssp
 

@@ -2,7 +2,7 @@
 
 from shoal.errors import InvariantBroken
 from shoal.protocol.machine import EventTrace, Sink
-from shoal.protocol.messages import Probe
+from shoal.protocol.messages.requests import Probe
 
 
 def test_a_revoked_sink_has_no_views():

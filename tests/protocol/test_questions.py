@@ -4,16 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.protocol.machine import Redial, Ticked
-from shoal.protocol.messages import (
-    SCHEDULER,
-    Freeze,
-    HeartbeatSeen,
-    NewView,
-    Part,
-    Probe,
-    Replicate,
-    ReplicateAck,
-)
+from shoal.protocol.messages.base import SCHEDULER, Part
+from shoal.protocol.messages.membership import Freeze, HeartbeatSeen, NewView
+from shoal.protocol.messages.replication import Replicate, ReplicateAck
+from shoal.protocol.messages.requests import Probe
 from shoal.protocol.questions import REDIAL_AFTER
 from shoal.protocol.requests import Exchange
 

@@ -4,8 +4,8 @@ import pytest
 
 from shoal.errors import JoinRefused, JoinTimeout, RunAborted
 from shoal.protocol.machine import Resolve, Send, Stop
-from shoal.protocol.messages import (
-    SCHEDULER,
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import (
     Abort,
     BarrierArrival,
     BarrierReleased,

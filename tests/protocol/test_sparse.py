@@ -6,7 +6,9 @@ import pytest
 from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.protocol.limits import KEYS_MAX
 from shoal.protocol.machine import Discard, Received, Send
-from shoal.protocol.messages import SAME, NewView, Part, Request
+from shoal.protocol.messages.base import SAME, Part
+from shoal.protocol.messages.membership import NewView
+from shoal.protocol.messages.requests import Request
 from shoal.protocol.scheduler.rows.placement import place
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session

@@ -17,7 +17,9 @@ from shoal.client.client import Client
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
 from shoal.errors import ShoalError
-from shoal.protocol.messages import Frozen, Nudge, Part, Probe, Request
+from shoal.protocol.messages.base import Part
+from shoal.protocol.messages.membership import Frozen
+from shoal.protocol.messages.requests import Nudge, Probe, Request
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import Access, TableSpec
 from shoal.testing.messages import EXAMPLES

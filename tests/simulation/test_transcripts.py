@@ -10,7 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange
-from shoal.protocol.messages import SCHEDULER, Heartbeat, HeartbeatSeen, Reply, Request
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Heartbeat, HeartbeatSeen
+from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.requests import (
     AwaitView,
     DeclareTable,

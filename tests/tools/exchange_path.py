@@ -20,7 +20,9 @@ import numpy as np
 import shoal
 from shoal.node.node import Node
 from shoal.protocol.machine import Asked, Effects, Event, Outcome, Ticked
-from shoal.protocol.messages import Message, Replicate, ReplicateAck, Request
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.replication import Replicate, ReplicateAck
+from shoal.protocol.messages.requests import Request
 from shoal.protocol.requests import (
     AwaitView,
     DeclareTable,

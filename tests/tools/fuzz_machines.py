@@ -17,10 +17,10 @@ import msgspec
 
 from shoal.errors import BadMessage, ShoalError
 from shoal.protocol.machine import Received, Send, Sink, Stop, Ticked
-from shoal.protocol.messages import (
-    SCHEDULER,
+from shoal.protocol.messages.admin import DeathReport
+from shoal.protocol.messages.base import SCHEDULER, Message
+from shoal.protocol.messages.membership import (
     Abort,
-    DeathReport,
     Declare,
     Drain,
     End,
@@ -29,14 +29,12 @@ from shoal.protocol.messages import (
     Join,
     Joined,
     Leave,
-    Message,
     NewView,
     NotJoined,
     RefuseView,
-    Replicate,
-    Request,
-    StateChunk,
 )
+from shoal.protocol.messages.replication import Replicate, StateChunk
+from shoal.protocol.messages.requests import Request
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.server.chains.validation import problem_of
 from shoal.protocol.server.machine import ServerMachine

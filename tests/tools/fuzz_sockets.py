@@ -21,22 +21,19 @@ from shoal.engines.local import LocalEngine
 from shoal.errors import BadMessage, ShoalError
 from shoal.protocol.limits import KEYS_MAX
 from shoal.protocol.machine import Discard
-from shoal.protocol.messages import (
-    SAME,
+from shoal.protocol.messages.admin import DeathReport
+from shoal.protocol.messages.base import SAME, Message, Part
+from shoal.protocol.messages.membership import (
     Abort,
-    DeathReport,
     Declare,
     Finish,
     Heartbeat,
     Join,
     Joined,
-    Message,
     NewView,
-    Part,
-    Probe,
     RefuseView,
-    Request,
 )
+from shoal.protocol.messages.requests import Probe, Request
 from shoal.protocol.views import View
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import asp, bsp

@@ -6,7 +6,7 @@ from random import Random
 import msgspec
 
 from shoal.protocol.limits import KEYS_MAX, PARTS_ASKED_MAX, PARTS_MAX, WINDOW
-from shoal.protocol.messages import SAME, Message
+from shoal.protocol.messages.base import SAME, Message
 from shoal.testing.messages import EXAMPLES
 from shoal.transport.wire import HEADER_MAX
 

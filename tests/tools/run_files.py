@@ -27,7 +27,7 @@ from shoal.data.readers import read_idx
 from shoal.keys import KeyRange, slot_of, split_evenly
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.machine import Save
-from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.scheduler.leases.ledger import Granted, LedgerRecord, Span
 from shoal.protocol.scheduler.leases.log import LeaseGranted, LedgerBegun, WorkerGone
 from shoal.protocol.views import View

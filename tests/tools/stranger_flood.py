@@ -26,7 +26,8 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
-from shoal.protocol.messages import PROTOCOL_VERSION, Hello
+from shoal.protocol.messages.base import PROTOCOL_VERSION
+from shoal.protocol.messages.handshake import Hello
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import asp, bsp
 from shoal.tables.spec import TableSpec

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal.protocol.machine import Sink
-from shoal.protocol.messages import PROTOCOL_VERSION, Challenge, Message
+from shoal.protocol.messages.base import PROTOCOL_VERSION, Message
+from shoal.protocol.messages.handshake import Challenge
 from shoal.testing.connections import CALLER, LISTENER, End
 from shoal.transport.base import Identity
 from shoal.transport.shared import RING_BYTES

@@ -7,7 +7,9 @@ import pytest
 from rich.pretty import pretty_repr
 
 from shoal.errors import BadMessage, HandshakeFailed, InvalidValue, WireError
-from shoal.protocol.messages import PROTOCOL_VERSION, SCHEDULER, Denied, Hello, Nudge, Welcome
+from shoal.protocol.messages.base import PROTOCOL_VERSION, SCHEDULER
+from shoal.protocol.messages.handshake import Denied, Hello, Welcome
+from shoal.protocol.messages.requests import Nudge
 from shoal.testing.connections import CALLER, LISTENER
 from shoal.testing.messages import EXAMPLES
 from shoal.transport.base import Identity

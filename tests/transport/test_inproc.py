@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import AddressInUse, HandshakeFailed
 from shoal.protocol.machine import Discard
-from shoal.protocol.messages import Nudge
+from shoal.protocol.messages.requests import Nudge
 from shoal.testing.connections import CALLER, LISTENER, TIMEOUT_S, End, connected, meet, readable
 from shoal.transport.inproc import InprocTransport
 from shoal.transport.stream import INBOX_BYTES

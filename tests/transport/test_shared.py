@@ -11,7 +11,7 @@ import pytest
 
 from shoal.errors import BadLength, BadSharedMemory, WireError
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
-from shoal.protocol.messages import Nudge
+from shoal.protocol.messages.requests import Nudge
 from shoal.testing.connections import connected
 from shoal.transport.base import transport_for
 from shoal.transport.shared import CHUNK_BYTES, RING_BYTES, SHARED_BYTES, Inlet, Outlet

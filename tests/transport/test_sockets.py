@@ -10,7 +10,8 @@ from time import monotonic
 import pytest
 
 from shoal.errors import BadSharedMemory, BadVersion, HandshakeFailed, HandshakeRefused
-from shoal.protocol.messages import PROTOCOL_VERSION, Nudge
+from shoal.protocol.messages.base import PROTOCOL_VERSION
+from shoal.protocol.messages.requests import Nudge
 from shoal.testing.connections import CALLER, LISTENER, End, connected
 from shoal.transport import sockets
 from shoal.transport.base import transport_for

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from shoal.errors import BadLength, BadMagic, BadVersion, WireError
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
-from shoal.protocol.messages import PROTOCOL_VERSION, Challenge, Heartbeat, Nudge
+from shoal.protocol.messages.base import PROTOCOL_VERSION
+from shoal.protocol.messages.handshake import Challenge
+from shoal.protocol.messages.membership import Heartbeat
+from shoal.protocol.messages.requests import Nudge
 from shoal.testing.messages import EXAMPLES
 from shoal.transport import stream
 from shoal.transport.stream import INBOX_BYTES, TURN_BYTES, TURN_S

@@ -16,7 +16,9 @@ from shoal.errors import (
     InvariantBroken,
     WireError,
 )
-from shoal.protocol.messages import MESSAGES, PROTOCOL_VERSION, Nudge, Request
+from shoal.protocol.messages import MESSAGES
+from shoal.protocol.messages.base import PROTOCOL_VERSION
+from shoal.protocol.messages.requests import Nudge, Request
 from shoal.testing.messages import EXAMPLES
 from shoal.transport.wire import (
     HEADER_MAX,

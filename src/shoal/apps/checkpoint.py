@@ -12,7 +12,7 @@ from rich.console import Console
 from shoal.client.tool import ask_run
 from shoal.errors import DataMissing, JoinTimeout, Refused, RequestTimeout
 from shoal.protocol.admin.question import Question
-from shoal.protocol.messages import CheckpointPlanned, CheckpointRefused, CheckpointRequest
+from shoal.protocol.messages.admin import CheckpointPlanned, CheckpointRefused, CheckpointRequest
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import RunFolder
 

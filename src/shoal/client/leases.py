@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.client.context import current
 from shoal.errors import UsageError
 from shoal.protocol.machine import Outcome
-from shoal.protocol.messages import Leased
+from shoal.protocol.messages.membership import Leased
 from shoal.protocol.requests import TakeLease
 
 if TYPE_CHECKING:

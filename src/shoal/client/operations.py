@@ -22,7 +22,8 @@ from shoal.errors import InvalidValue, NotImportable, Refused
 from shoal.factories import AT_PROMPT, at_prompt
 from shoal.node.driver import Driver
 from shoal.node.future import Finish, Future
-from shoal.protocol.messages import CheckpointPlanned, Group
+from shoal.protocol.messages.admin import CheckpointPlanned
+from shoal.protocol.messages.membership import Group
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, SaveCheckpoint
 from shoal.protocol.views import View
 from shoal.storage.run_folder import folder_of

@@ -33,7 +33,7 @@ from shoal.engines.gathering import Gathering
 from shoal.errors import ProcessDied, ShoalError, by_name
 from shoal.node.node import Node
 from shoal.protocol.admin.question import Question
-from shoal.protocol.messages import DeathReport, DeathReportSeen
+from shoal.protocol.messages.admin import DeathReport, DeathReportSeen
 from shoal.protocol.supervision.supervisor import (
     LATE_S,
     Decision,

@@ -27,7 +27,7 @@ from shoal.node.disk import Disk
 from shoal.node.node import Node
 from shoal.ownership import PRIVATE
 from shoal.protocol.machine import Note
-from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.requests import GoAway
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.scheduler.leases.log import LedgerBegun

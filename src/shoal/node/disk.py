@@ -7,7 +7,8 @@ from collections import deque
 from time import monotonic
 
 from shoal.protocol.machine import Append, Effect, Effects, Persist, Send
-from shoal.protocol.messages import HeartbeatSeen, StatusReply
+from shoal.protocol.messages.admin import StatusReply
+from shoal.protocol.messages.membership import HeartbeatSeen
 from shoal.storage.files import FULL
 from shoal.storage.journal import Journal
 from shoal.storage.lease_log import LeaseLogFile

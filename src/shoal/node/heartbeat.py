@@ -19,7 +19,8 @@ from shoal.errors import ShoalError
 from shoal.factories import LIBRARIES, SHOAL, call_user_code
 from shoal.node.dialer import CONNECT_TIMEOUT_S
 from shoal.protocol.machine import Arrival, Discard
-from shoal.protocol.messages import Message, ProcessHeartbeat
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.membership import ProcessHeartbeat
 from shoal.protocol.views import NodeId
 from shoal.transport import Connection, Identity, transport_for
 

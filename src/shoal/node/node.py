@@ -47,7 +47,8 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import SCHEDULER, Malformed, Message
+from shoal.protocol.messages.base import SCHEDULER, Message
+from shoal.protocol.messages.handshake import Malformed
 from shoal.protocol.views import NodeId
 from shoal.transport import Connection, Identity, Listener, transport_for
 

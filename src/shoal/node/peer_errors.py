@@ -7,7 +7,7 @@ from collections import Counter
 from time import monotonic
 
 from shoal.errors import BadLength, InvariantBroken, PeerFault
-from shoal.protocol.messages import Message
+from shoal.protocol.messages.base import Message
 from shoal.transport import Connection
 
 log = logging.getLogger("shoal.node")

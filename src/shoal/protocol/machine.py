@@ -18,8 +18,7 @@ import msgspec
 
 from shoal.errors import InvariantBroken, ShoalError
 from shoal.keys import KeyRange
-from shoal.protocol.messages import Message
-from shoal.protocol.messages.describing import describe
+from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId, Role
 from shoal.tables.spec import TableSpec
 
@@ -351,4 +350,4 @@ class EventTrace:
 
 
 def _show(what: Any) -> str:
-    return what if isinstance(what, str) else describe(what)
+    return what if isinstance(what, str) else what.describe()

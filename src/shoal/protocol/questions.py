@@ -14,7 +14,8 @@ from math import inf
 import msgspec
 
 from shoal.protocol.machine import Effects, Outcome, Redial, Resolve, Send
-from shoal.protocol.messages import SCHEDULER, Declare, Message
+from shoal.protocol.messages.base import SCHEDULER, Message
+from shoal.protocol.messages.membership import Declare
 from shoal.tables.spec import TableSpec
 
 REDIAL_AFTER = 3  # questions in a row without any message from the peer

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.keys import KeyRange
-from shoal.protocol.messages import Group
+from shoal.protocol.messages.membership import Group
 from shoal.tables.spec import TableSpec
 
 

@@ -25,14 +25,12 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.protocol.machine import Effects, HangUp, Note, Outcome, Resolve, Send, Stop
-from shoal.protocol.messages import (
-    SCHEDULER,
+from shoal.protocol.messages.admin import CheckpointPlanned, CheckpointRefused, CheckpointRequest
+from shoal.protocol.messages.base import SCHEDULER, Message
+from shoal.protocol.messages.membership import (
     Abort,
     BarrierArrival,
     BarrierReleased,
-    CheckpointPlanned,
-    CheckpointRefused,
-    CheckpointRequest,
     ConfirmRows,
     Declare,
     End,
@@ -46,7 +44,6 @@ from shoal.protocol.messages import (
     Lease,
     Leased,
     LeaveRefused,
-    Message,
     NewView,
     NotDeclared,
     NotJoined,

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
-from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.requests import GoAway
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.options import SchedulerOptions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.protocol.machine import Machine
-from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.views import NodeId
 
 Pair = frozenset[NodeId]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from shoal.protocol.machine import Received
-from shoal.protocol.messages import SCHEDULER, ProcessHeartbeat
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import ProcessHeartbeat
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId

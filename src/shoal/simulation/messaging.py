@@ -8,8 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from shoal.protocol.machine import Discard, Event, PeerLost, Received, Send, Sink
-from shoal.protocol.messages import Message
-from shoal.protocol.messages.describing import describe
+from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId
 from shoal.simulation.checkers.payloads import changed_payload, evidence
 from shoal.simulation.connections import Connections
@@ -93,7 +92,7 @@ class Messaging:
     def send(self, sim: SimNode, effect: Send) -> None:
         host, source, target, message = self._host, sim.node, effect.to, effect.message
         nodes: Mapping[NodeId, SimNode] = host.nodes
-        line = f"{source} -> {target}  {describe(message)}"
+        line = f"{source} -> {target}  {message.describe()}"
         leaves = None
         if target in nodes and nodes[target].alive:
             if self._connections.half_open(source, target):

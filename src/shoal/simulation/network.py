@@ -32,7 +32,8 @@ class NetworkOptions(msgspec.Struct, frozen=True):
     bandwidth:          the bytes per second of every link
     host_bandwidth:     the bytes per second that a host sends, and receives, over all links; 0 for
                         no limit
-    link_bytes:         the bytes that a link holds before it drops messages or holds up the sender
+    link_bytes:         the bytes that a link holds before it drops messages or holds up the sender;
+                        an empty one takes any message
     streams:            whether links are streams
     """
 
@@ -127,7 +128,7 @@ class Network:
         if random.random() < options.loss:
             return [], ["loss"]
         queue = [each for each in self._queued.get(link, ()) if each[0] > now]
-        if sum([size for _, size in queue]) + nbytes > options.link_bytes:
+        if queue and sum([size for _, size in queue]) + nbytes > options.link_bytes:
             return [], ["overflow"]
         at, faults = self._travel(now, link, nbytes)
         if random.random() < options.reorder:

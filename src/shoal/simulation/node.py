@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.errors import ShoalError
 from shoal.protocol.machine import Append, Effect, Machine, Outcome, Persist, Send
-from shoal.protocol.messages import HeartbeatSeen
+from shoal.protocol.messages.membership import HeartbeatSeen
 from shoal.protocol.views import NodeId
 
 

@@ -13,7 +13,8 @@ import msgspec
 from shoal.errors import ClusterFull, LeftAlone, ShoalError
 from shoal.protocol.admin.question import Question
 from shoal.protocol.machine import Note, Save
-from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen, Message
+from shoal.protocol.messages.admin import DeathReport, DeathReportSeen
+from shoal.protocol.messages.base import SCHEDULER, Message
 from shoal.protocol.scheduler.failure_detector import LOOK_S
 from shoal.protocol.scheduler.leases.log import LogEntry
 from shoal.protocol.scheduler.machine import SchedulerMachine

@@ -21,7 +21,8 @@ from shoal.errors import ProcessDied, RequestTimeout, ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.admin.question import Question
 from shoal.protocol.machine import Machine, Note
-from shoal.protocol.messages import SCHEDULER, DeathReport, DeathReportSeen
+from shoal.protocol.messages.admin import DeathReport, DeathReportSeen
+from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.requests import (
     AwaitView,
     DeclareTable,

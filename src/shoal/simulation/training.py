@@ -17,7 +17,7 @@ from shoal.collective.figures import WorkerFigures
 from shoal.collective.tensors import prepared
 from shoal.errors import InvalidValue, ShoalError
 from shoal.protocol.machine import Outcome
-from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.requests import AwaitView, DeclareTable, FinishWork, Start
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.options import SchedulerOptions

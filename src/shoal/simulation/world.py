@@ -39,7 +39,7 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import SCHEDULER, Message
+from shoal.protocol.messages.base import SCHEDULER, Message
 from shoal.protocol.requests import Start, Wait
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId

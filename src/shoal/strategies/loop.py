@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from shoal.errors import InvalidValue
-from shoal.protocol.messages import Leased
+from shoal.protocol.messages.membership import Leased
 from shoal.protocol.requests import DeclareTable, TakeLease
 from shoal.strategies.base import Model, Program, StepResult, Strategy
 

@@ -12,7 +12,7 @@ from time import monotonic
 
 from shoal.errors import HandshakeFailed, ShoalError
 from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
-from shoal.protocol.messages import Message
+from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId
 from shoal.transport.base import Connection, Identity, Listener, Transport
 

@@ -8,7 +8,8 @@ from time import monotonic
 
 from shoal.errors import WireError
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
-from shoal.protocol.messages import Message, Nudge
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.requests import Nudge
 from shoal.testing.connections import (
     CALLER,
     LISTENER,

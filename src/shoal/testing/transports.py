@@ -17,7 +17,7 @@ from time import monotonic
 
 from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
 from shoal.protocol.machine import Discard, Sink
-from shoal.protocol.messages import Message
+from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId
 from shoal.testing.connections import (
     CALLER,

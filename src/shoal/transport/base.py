@@ -21,7 +21,7 @@ import msgspec
 
 from shoal.errors import AddressInvalid, BadLength, InvalidValue, UnknownName
 from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
-from shoal.protocol.messages import Message
+from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId, Role
 from shoal.registry import Registry
 

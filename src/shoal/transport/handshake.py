@@ -20,15 +20,8 @@ import msgspec
 from msgspec.structs import replace
 
 from shoal.errors import HandshakeFailed, HandshakeRefused
-from shoal.protocol.messages import (
-    PROTOCOL_VERSION,
-    SCHEDULER,
-    Challenge,
-    Denied,
-    Hello,
-    Message,
-    Welcome,
-)
+from shoal.protocol.messages.base import PROTOCOL_VERSION, SCHEDULER, Message
+from shoal.protocol.messages.handshake import Challenge, Denied, Hello, Welcome
 from shoal.protocol.views import NodeId
 from shoal.transport.base import Identity
 from shoal.transport.wire import other_version

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.protocol.machine import Sink
-from shoal.protocol.messages import Message
+from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId
 from shoal.transport.base import Deliver
 from shoal.transport.outbox import Outbox

@@ -10,7 +10,8 @@ from contextlib import suppress
 from time import monotonic
 
 from shoal.errors import BadVersion, HandshakeFailed, HandshakeRefused
-from shoal.protocol.messages import Challenge, Message
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.handshake import Challenge
 from shoal.transport import handshake
 from shoal.transport.base import NO_TURN, Connection, Identity, Listener, Turn
 from shoal.transport.shared import Inlet, Outlet, receive_with, send_with

@@ -21,7 +21,8 @@ from time import monotonic
 
 from shoal.errors import BadMessage, BadSharedMemory, HandshakeFailed
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
-from shoal.protocol.messages import Challenge, Denied, Hello, Message, Welcome
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.handshake import Challenge, Denied, Hello, Welcome
 from shoal.transport import handshake
 from shoal.transport.base import Arriving, Connection, Deliver, Identity, Malformed, sink_for
 from shoal.transport.outbox import BUFFERS_A_CALL, Outbox

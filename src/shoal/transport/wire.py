@@ -22,6 +22,8 @@ the sink that `Machine.arriving` returns.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from struct import Struct
 from typing import Any, Literal
 
@@ -35,14 +37,9 @@ from shoal.errors import (
     InvariantBroken,
     ShoalError,
 )
-from shoal.protocol.messages import (
-    PROTOCOL_VERSION,
-    Challenge,
-    Denied,
-    Hello,
-    Message,
-    Welcome,
-)
+from shoal.protocol.messages import MESSAGES
+from shoal.protocol.messages.base import PROTOCOL_VERSION, Message
+from shoal.protocol.messages.handshake import Challenge, Denied, Hello, Welcome
 
 MAGIC = b"SHOL"
 PREFIX = Struct("<4sBBHIQ")
@@ -53,7 +50,8 @@ HEADER_MAX = 4 << 20
 PAYLOAD_MAX = 1 << 40
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
+_any_message: Any = reduce(or_, MESSAGES)
+_decoder = msgspec.msgpack.Decoder(_any_message)
 _decoders = {
     "caller": msgspec.msgpack.Decoder(Hello),
     "listener": msgspec.msgpack.Decoder(Challenge | Welcome | Denied),

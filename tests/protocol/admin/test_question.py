@@ -5,17 +5,15 @@ import pytest
 from shoal.errors import RangeLost
 from shoal.protocol.admin.question import AGAIN_S, Question
 from shoal.protocol.machine import Discard, Received, Send, Stop, Ticked
-from shoal.protocol.messages import (
-    SCHEDULER,
+from shoal.protocol.messages.admin import (
     CheckpointPlanned,
     CheckpointRefused,
     CheckpointRequest,
     DeathReport,
     DeathReportSeen,
-    Finish,
-    HeartbeatSeen,
-    Join,
 )
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Finish, HeartbeatSeen, Join
 
 CASES = [
     (CheckpointRequest(1), CheckpointPlanned(1, 40, 40, (("here", "/saved"),))),

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from shoal.protocol.limits import LONGEST_MAX, WAITS_MAX
-from shoal.protocol.messages import Part, StatusReply, StatusRequest, Waits
+from shoal.protocol.messages.admin import StatusReply, StatusRequest, Waits
+from shoal.protocol.messages.base import Part
 from shoal.protocol.messages.reasons import NAMED, TEXT_SENT, Waiting, bounded, grouped, some_of
 from shoal.tables.consistency import bsp
 from shoal.transport.wire import HEADER_MAX, encode

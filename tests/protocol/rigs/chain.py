@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from shoal.keys import KeyRange
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.machine import Discard, Effects, Received, Save, Send, Sink, Ticked
-from shoal.protocol.messages import SCHEDULER, Message, NewView, Part, Reply, Request
+from shoal.protocol.messages.base import SCHEDULER, Message, Part
+from shoal.protocol.messages.membership import NewView
+from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.state.shard_store import OpenStore
 from shoal.protocol.session import Session

@@ -26,22 +26,19 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import (
-    SCHEDULER,
+from shoal.protocol.messages.admin import StatusReply, StatusRequest
+from shoal.protocol.messages.base import SCHEDULER, Message
+from shoal.protocol.messages.membership import (
     ConfirmRows,
     Frozen,
     GroupProgress,
     Heartbeat,
     Join,
-    Message,
     NewView,
-    Reply,
-    Request,
     RowsConfirmed,
     ShardsOpened,
-    StatusReply,
-    StatusRequest,
 )
+from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.server.machine import ServerMachine
@@ -155,7 +152,7 @@ class ServerRig(Rig[ServerMachine]):
 
     def codes(self, to: NodeId) -> list[Any]:
         """The codes of the replies to a node."""
-        return [s.message.code for s in self.sends(Reply) if s.to == to]  # type: ignore[union-attr]
+        return [s.message.code for s in self.sends(Reply) if s.to == to]  # type: ignore[attr-defined]
 
 
 class WorkerRig(Rig[WorkerMachine]):

@@ -4,7 +4,8 @@ import pytest
 
 from shoal.protocol.limits import BARRIERS_MAX, RELEASED_MAX
 from shoal.protocol.machine import PeerLost, Received
-from shoal.protocol.messages import BarrierArrival, BarrierReleased, Finish, Waits
+from shoal.protocol.messages.admin import Waits
+from shoal.protocol.messages.membership import BarrierArrival, BarrierReleased, Finish
 
 
 @pytest.fixture

@@ -4,16 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.protocol.limits import WINDOW
-from shoal.protocol.messages import (
-    CheckpointPlanned,
-    CheckpointRefused,
-    CheckpointRequest,
-    Finish,
-    Freeze,
-    Frozen,
-    GroupProgress,
-    ViewRefused,
-)
+from shoal.protocol.messages.admin import CheckpointPlanned, CheckpointRefused, CheckpointRequest
+from shoal.protocol.messages.membership import Finish, Freeze, Frozen, GroupProgress, ViewRefused
 from shoal.protocol.scheduler.checkpoint_plan import AHEAD, KEPT, NAMED_MAX, CheckpointPlan, marked
 from shoal.protocol.scheduler.failure_detector import LOOK_S
 from shoal.protocol.views import FOREVER, Member, View

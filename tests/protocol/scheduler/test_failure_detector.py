@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.protocol.machine import PeerLost
-from shoal.protocol.messages import (
+from shoal.protocol.messages.admin import DeathReport
+from shoal.protocol.messages.membership import (
     Busy,
-    DeathReport,
     End,
     Frozen,
     Heartbeat,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from shoal.errors import DataCorrupt, InvalidValue
-from shoal.protocol.messages import (
+from shoal.protocol.messages.membership import (
     Abort,
     BarrierArrival,
     BarrierReleased,

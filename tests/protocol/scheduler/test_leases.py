@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from shoal.protocol.machine import PeerLost
-from shoal.protocol.messages import End, Finish, Heartbeat, Lease, Leased, NotLeased
+from shoal.protocol.messages.membership import End, Finish, Heartbeat, Lease, Leased, NotLeased
 from shoal.protocol.requests import TakeLease
 from shoal.protocol.scheduler.leases.ledger import LEASE_MOST, Granted, Leases, LedgerRecord, Span
 from shoal.protocol.scheduler.leases.log import LeaseGranted, LeaseLog, LedgerBegun, WorkerGone

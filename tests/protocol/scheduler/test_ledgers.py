@@ -3,7 +3,13 @@
 import pytest
 
 from shoal.protocol.machine import Append, Persist, Send
-from shoal.protocol.messages import BarrierArrival, BarrierReleased, Finish, Lease, Leased
+from shoal.protocol.messages.membership import (
+    BarrierArrival,
+    BarrierReleased,
+    Finish,
+    Lease,
+    Leased,
+)
 
 
 @pytest.mark.parametrize("elastic", [False, True])

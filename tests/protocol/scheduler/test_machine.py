@@ -5,7 +5,7 @@ import pytest
 
 from shoal.errors import JoinTimeout, RunAborted
 from shoal.protocol.machine import PeerLost, Persist, Send
-from shoal.protocol.messages import (
+from shoal.protocol.messages.membership import (
     Abort,
     BarrierArrival,
     Declare,

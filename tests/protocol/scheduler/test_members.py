@@ -4,11 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.protocol.machine import PeerLost, Received
-from shoal.protocol.messages import (
+from shoal.protocol.messages.admin import DeathReport
+from shoal.protocol.messages.membership import (
     Abort,
     BarrierArrival,
     BarrierReleased,
-    DeathReport,
     End,
     Finish,
     Frozen,

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from shoal.protocol.messages import Frozen, GroupProgress
+from shoal.protocol.messages.membership import Frozen, GroupProgress
 from shoal.protocol.scheduler.membership import closed_up, decide_view, missing, next_view
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.scheduler.rows.rebalance import Moves

@@ -6,16 +6,8 @@ What follows from one record and is written in a later one has to follow again a
 import pytest
 
 from shoal.protocol.machine import Persist, Received, Send
-from shoal.protocol.messages import (
-    Abort,
-    DeathReport,
-    DeathReportSeen,
-    End,
-    Finish,
-    Finished,
-    Heartbeat,
-    Join,
-)
+from shoal.protocol.messages.admin import DeathReport, DeathReportSeen
+from shoal.protocol.messages.membership import Abort, End, Finish, Finished, Heartbeat, Join
 
 MEMBERS = ("server-0", "server-1", "worker-0", "worker-1")
 

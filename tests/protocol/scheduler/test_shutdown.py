@@ -4,9 +4,9 @@ import pytest
 
 from shoal.errors import RangeLost
 from shoal.protocol.machine import Stop, Ticked
-from shoal.protocol.messages import (
+from shoal.protocol.messages.admin import DeathReport
+from shoal.protocol.messages.membership import (
     ConfirmRows,
-    DeathReport,
     Declare,
     End,
     Finish,

@@ -2,16 +2,8 @@
 
 import pytest
 
-from shoal.protocol.messages import (
-    End,
-    Finish,
-    Heartbeat,
-    Join,
-    StatusReply,
-    StatusRequest,
-    Waits,
-    WaitTimes,
-)
+from shoal.protocol.messages.admin import StatusReply, StatusRequest, Waits
+from shoal.protocol.messages.membership import End, Finish, Heartbeat, Join, WaitTimes
 from shoal.protocol.scheduler.options import WITHOUT_A_BREAK
 from shoal.protocol.scheduler.stragglers import REPORTS
 

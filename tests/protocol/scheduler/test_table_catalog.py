@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange
-from shoal.protocol.messages import (
-    DeathReport,
+from shoal.protocol.messages.admin import DeathReport
+from shoal.protocol.messages.membership import (
     Declare,
     Freeze,
     Join,

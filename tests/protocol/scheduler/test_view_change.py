@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.errors import RangeLost
-from shoal.protocol.messages import (
-    DeathReport,
+from shoal.protocol.messages.admin import DeathReport
+from shoal.protocol.messages.membership import (
     Declare,
     End,
     Freeze,

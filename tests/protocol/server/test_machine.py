@@ -5,8 +5,8 @@ import pytest
 from shoal.errors import InvalidValue, ProcessDied
 from shoal.protocol.limits import WINDOW
 from shoal.protocol.machine import Asked, Discard, Received, Sink, Stop
-from shoal.protocol.messages import (
-    SCHEDULER,
+from shoal.protocol.messages.base import SCHEDULER, Part
+from shoal.protocol.messages.membership import (
     Abort,
     BarrierArrival,
     Freeze,
@@ -14,11 +14,8 @@ from shoal.protocol.messages import (
     GroupProgress,
     Heartbeat,
     NewView,
-    Part,
-    Probe,
-    Reply,
-    Request,
 )
+from shoal.protocol.messages.requests import Probe, Reply, Request
 from shoal.protocol.requests import EnterBarrier
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session

@@ -3,7 +3,7 @@
 from shoal.keys import KeyRange
 from shoal.protocol.limits import ANSWER_BYTES, IN_FLIGHT
 from shoal.protocol.machine import Asked, Discard, Sink, Ticked
-from shoal.protocol.messages import Probe, Request
+from shoal.protocol.messages.requests import Probe, Request
 from shoal.protocol.requests import (
     Answer,
     Cancel,

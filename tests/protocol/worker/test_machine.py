@@ -12,8 +12,8 @@ from shoal.errors import (
 )
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Detach, Discard, Received, Resolve, Sink, Ticked
-from shoal.protocol.messages import (
-    SCHEDULER,
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import (
     BarrierArrival,
     BarrierReleased,
     Declare,
@@ -21,9 +21,8 @@ from shoal.protocol.messages import (
     Finish,
     NewView,
     NotDeclared,
-    Reply,
-    Request,
 )
+from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.requests import (
     AwaitView,
     Cancel,

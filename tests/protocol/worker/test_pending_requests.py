@@ -6,7 +6,9 @@ import pytest
 
 from shoal.errors import Refused, RequestTimeout, SyncTimeout
 from shoal.protocol.machine import Ticked
-from shoal.protocol.messages import SCHEDULER, Busy, Computing, Probe, Reply
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Busy
+from shoal.protocol.messages.requests import Computing, Probe, Reply
 from shoal.protocol.requests import Exchange
 from shoal.protocol.worker.pending_requests import PendingRequests
 from shoal.tables.consistency import ssp

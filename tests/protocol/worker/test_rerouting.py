@@ -8,7 +8,9 @@ from msgspec.structs import replace
 
 from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.protocol.machine import Ticked
-from shoal.protocol.messages import SCHEDULER, NewView, Request
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import NewView
+from shoal.protocol.messages.requests import Request
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.views import Placement
 from shoal.protocol.worker.rerouting import chained, moved

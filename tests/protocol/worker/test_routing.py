@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InvalidValue
 from shoal.keys import SLOTS, KeyRange, slot_of
-from shoal.protocol.messages import SAME
+from shoal.protocol.messages.base import SAME
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.worker import routing
 from shoal.protocol.worker.routing import PLANS_KEPT, Router

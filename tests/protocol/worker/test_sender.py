@@ -4,7 +4,9 @@ from msgspec.structs import replace
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import PeerLost, Ticked
-from shoal.protocol.messages import SCHEDULER, Computing, Heartbeat, NewView, Nudge, Probe, Request
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Heartbeat, NewView
+from shoal.protocol.messages.requests import Computing, Nudge, Probe, Request
 from shoal.protocol.requests import (
     EnterBarrier,
     Exchange,

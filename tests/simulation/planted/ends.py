@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from shoal.protocol import session as session_module
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
-from shoal.protocol.messages import End
+from shoal.protocol.messages.membership import End
 from shoal.protocol.scheduler import checkpoint_plan
 from shoal.protocol.scheduler.shutdown import Shutdown
 from shoal.protocol.server.requests.checkpointing import Checkpointer

@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from shoal.protocol.messages import Frozen
+from shoal.protocol.messages.membership import Frozen
 from shoal.protocol.scheduler import membership as membership_module
 from shoal.protocol.scheduler.ledgers import LeaseLedgers
 from shoal.protocol.server.chains.chain import Chains

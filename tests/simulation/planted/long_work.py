@@ -5,7 +5,9 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from shoal.protocol.messages import Freeze, NewView, Replicate, Request
+from shoal.protocol.messages.membership import Freeze, NewView
+from shoal.protocol.messages.replication import Replicate
+from shoal.protocol.messages.requests import Request
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.requests.executor import Applier
 from shoal.protocol.server.requests.interim import Interim

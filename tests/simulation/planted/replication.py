@@ -6,7 +6,7 @@ from unittest.mock import patch
 from msgspec.structs import replace
 
 from shoal.protocol.consistency import VectorClock
-from shoal.protocol.messages import Request
+from shoal.protocol.messages.requests import Request
 from shoal.protocol.scheduler import membership as membership_module
 from shoal.protocol.scheduler.rows import losses
 from shoal.protocol.scheduler.rows.rebalance import Migration

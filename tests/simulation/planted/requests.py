@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from shoal.keys import SLOTS
 from shoal.protocol.machine import CopyOnWriteGuard, Persist, Send, Sink
-from shoal.protocol.messages import NewView, Request
+from shoal.protocol.messages.membership import NewView
+from shoal.protocol.messages.requests import Request
 from shoal.protocol.requests import Scan
 from shoal.protocol.scheduler.leases.ledger import Granted, Leases, LedgerRecord
 from shoal.protocol.scheduler.machine import SchedulerMachine

@@ -16,7 +16,8 @@ import torch
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Asked, Effects, Received, Send, Sink
-from shoal.protocol.messages import SCHEDULER, Message, NewView
+from shoal.protocol.messages.base import SCHEDULER, Message
+from shoal.protocol.messages.membership import NewView
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.protocol.scheduler.rows.placement import place
 from shoal.protocol.server.machine import ServerMachine

@@ -19,7 +19,7 @@ from shoal.data.datasets import Dataset
 from shoal.data.sampler import Assignment, Batches, Indices, plan_splits
 from shoal.data.transforms import Compose
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
-from shoal.protocol.messages import Leased
+from shoal.protocol.messages.membership import Leased
 from shoal.pytorch.model import LossModel
 from shoal.runs.job import JobSpec
 from shoal.storage.files import open_file

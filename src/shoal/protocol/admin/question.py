@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from shoal.protocol.machine import Arrival, Discard, Effects, Event, Received, Send, Stop
-from shoal.protocol.messages import SCHEDULER, Message
+from shoal.protocol.messages.base import SCHEDULER, Message
 from shoal.protocol.views import NodeId, Role
 
 AGAIN_S = 0.1

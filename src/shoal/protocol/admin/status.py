@@ -11,7 +11,8 @@ from shoal.protocol.machine import (
     Send,
     Stop,
 )
-from shoal.protocol.messages import SCHEDULER, Message, StatusReply, StatusRequest
+from shoal.protocol.messages.admin import StatusReply, StatusRequest
+from shoal.protocol.messages.base import SCHEDULER, Message
 from shoal.protocol.views import NodeId, Role, View
 
 AGAIN_S = 0.1  # seconds between requests to nodes that have not answered

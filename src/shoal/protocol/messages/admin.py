@@ -15,11 +15,11 @@ from shoal.protocol.limits import (
     Seconds,
     Text,
 )
-from shoal.protocol.messages.base import Body
+from shoal.protocol.messages.base import Message
 from shoal.protocol.views import View
 
 
-class StatusRequest(Body, frozen=True, array_like=True, tag=True):
+class StatusRequest(Message, frozen=True):
     """Ask a node which requests wait for which members."""
 
 
@@ -39,7 +39,7 @@ class Waits(msgspec.Struct, frozen=True, array_like=True):
     longest: Annotated[tuple[tuple[Text, Seconds], ...], Meta(max_length=LONGEST_MAX)] = ()
 
 
-class StatusReply(Body, frozen=True, array_like=True, tag=True):
+class StatusReply(Message, frozen=True):
     """The waits at node `name`.
 
     Attributes:
@@ -56,7 +56,7 @@ class StatusReply(Body, frozen=True, array_like=True, tag=True):
     over_s: Seconds = 0.0
 
 
-class DeathReport(Body, frozen=True, array_like=True, tag=True):
+class DeathReport(Message, frozen=True):
     """A process has exited, as its parent observed: it is dead without waiting for a time-out.
 
     Attributes:
@@ -68,18 +68,20 @@ class DeathReport(Body, frozen=True, array_like=True, tag=True):
     orderly: bool = False
 
 
-class DeathReportSeen(Body, frozen=True, array_like=True, tag=True):
+class DeathReportSeen(Message, frozen=True):
     """The scheduler has received the report of that process.
 
     Attributes:
         finished: whether its members had finished their work.
     """
 
+    senders = ("scheduler",)
+
     process: Number
     finished: bool = False
 
 
-class CheckpointRequest(Body, frozen=True, array_like=True, tag=True):
+class CheckpointRequest(Message, frozen=True):
     """Ask for a checkpoint as soon as possible. Answered by CheckpointPlanned or CheckpointRefused.
 
     Attributes:
@@ -91,7 +93,7 @@ class CheckpointRequest(Body, frozen=True, array_like=True, tag=True):
     clock: Number = 0
 
 
-class CheckpointPlanned(Body, frozen=True, array_like=True, tag=True):
+class CheckpointPlanned(Message, frozen=True):
     """A view names the checkpoint. It is complete when every worker has reached its clock.
 
     Attributes:
@@ -101,14 +103,18 @@ class CheckpointPlanned(Body, frozen=True, array_like=True, tag=True):
         folders: the (host, folder of checkpoints) of the servers.
     """
 
+    senders = ("scheduler",)
+
     number: Number
     clock: Number
     saved_as: Number
     folders: tuple[tuple[str, str], ...]
 
 
-class CheckpointRefused(Body, frozen=True, array_like=True, tag=True):
+class CheckpointRefused(Message, frozen=True):
     """There will be no checkpoint, with the reason."""
+
+    senders = ("scheduler",)
 
     number: Number
     reason: str

@@ -1,22 +1,58 @@
-"""Base class of messages, and the parts that say which rows a message carries."""
+"""Message, the base of all messages, and the parts that say which rows a message carries."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
 from shoal.protocol.limits import PARTS_MAX, SLOTS_MAX, Number
+from shoal.protocol.views import NodeId, Role
 
-
-class Body(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The base of all messages."""
-
-
+PROTOCOL_VERSION = 12
+SCHEDULER: NodeId = "scheduler"
 SAME = -2
 KEY_BYTES = 8
 SIZE_BYTES = 8  # length prefix of each answer of a request that calls several handlers
+PARTS_SHOWN = 10  # parts of a request that a text names
+TELLING = frozenset(("reason", "role", "rank", "name", "generation", "table", "error"))
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The base of all messages. A new message is a class in the module of its conversation.
+
+    Attributes:
+        senders: the roles that send it; () if nodes of every role do, also such as are no members.
+    """
+
+    senders: ClassVar[tuple[Role, ...]] = ()
+
+    def problem(self) -> str:
+        """Return why its content is invalid, beyond what the types of its fields refuse."""
+        return ""
+
+    def describe(self) -> str:
+        """Return the message as one readable line, for errors, traces and transcripts."""
+        told = [getattr(self, name) for name in self.__struct_fields__ if name in TELLING]
+        return " ".join([type(self).__name__, *(f"{value}" for value in told if value != "")])
+
+
+def misplaced(message: Message, sender: NodeId, role: Role | None) -> str:
+    """Return why a sender may not send a message, or why it is invalid; empty if neither.
+
+    A node that the receiver does not know may be in a view that the receiver has not adopted yet.
+    Its messages pass here, and the handlers decline requests that it may not make.
+
+    role: the role of the sender, as the receiver knows it; None for a node that is no member
+    """
+    if problem := message.problem():
+        return problem
+    known: Role | None = "scheduler" if sender == SCHEDULER else role
+    roles = message.senders
+    if not roles or known is None or known in roles:
+        return ""
+    return f"it comes from a {known}, and {' and '.join(roles)} nodes alone send it"
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -38,6 +74,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     stop: Number
     keys: Annotated[int, Meta(ge=SAME, le=1 << 40)] = -1
     slots: Annotated[int, Meta(ge=0, le=SLOTS_MAX)] = 0
+
+    def describe(self) -> str:
+        """Return the part as text."""
+        keys = f" {self.keys} keys" if self.keys >= 0 else ""
+        return f"t{self.table}[{self.start}:{self.stop}){keys}"
 
 
 Parts = Annotated[tuple[Part, ...], Meta(max_length=PARTS_MAX)]

@@ -7,13 +7,13 @@ from typing import Annotated
 from msgspec import Meta
 
 from shoal.protocol.limits import LISTED_MAX, Name, Number, NumberOrNone, Rank
-from shoal.protocol.messages.base import Body
+from shoal.protocol.messages.base import Message
 
 Pieces = Annotated[tuple[Number, ...], Meta(max_length=LISTED_MAX)]
 Clocks = Annotated[dict[Rank, Number], Meta(max_length=1 << 16)]
 
 
-class Piece(Body, frozen=True, array_like=True, tag=True):
+class Piece(Message, frozen=True):
     """A piece of a tensor on its way around the ring; its bytes follow.
 
     Attributes:
@@ -24,6 +24,8 @@ class Piece(Body, frozen=True, array_like=True, tag=True):
         total: the bytes of the tensor.
     """
 
+    senders = ("worker",)
+
     ring: Number
     number: Number
     piece: Number
@@ -31,11 +33,13 @@ class Piece(Body, frozen=True, array_like=True, tag=True):
     total: Number
 
 
-class MissingPieces(Body, frozen=True, array_like=True, tag=True):
+class MissingPieces(Message, frozen=True):
     """These pieces have not arrived and are to be sent again. Without pieces, a greeting.
 
     probe: the number of the `PieceProbe` that this answers; 0 for none
     """
+
+    senders = ("worker",)
 
     ring: Number
     number: Number
@@ -44,33 +48,39 @@ class MissingPieces(Body, frozen=True, array_like=True, tag=True):
     probe: Number = 0
 
 
-class PieceProbe(Body, frozen=True, array_like=True, tag=True):
+class PieceProbe(Message, frozen=True):
     """Asks which pieces of an allreduce have not arrived; it is sent after the pieces.
 
     probe: the number of this probe among those of the sender for this allreduce
     """
+
+    senders = ("worker",)
 
     ring: Number
     number: Number
     probe: Number
 
 
-class SumAck(Body, frozen=True, array_like=True, tag=True):
+class SumAck(Message, frozen=True):
     """All pieces of the allreduces up to this one have arrived from the receiver."""
+
+    senders = ("worker",)
 
     ring: Number
     number: NumberOrNone
 
 
-class WorkerLeft(Body, frozen=True, array_like=True, tag=True):
+class WorkerLeft(Message, frozen=True):
     """Worker `name` has finished: it takes part in no allreduce from number `asked` on."""
+
+    senders = ("worker",)
 
     ring: Number
     name: Name
     asked: Number
 
 
-class NeighbourPiece(Body, frozen=True, array_like=True, tag=True):
+class NeighbourPiece(Message, frozen=True):
     """A piece of a worker's values for one of its neighbours; its bytes follow.
 
     Attributes:
@@ -82,6 +92,8 @@ class NeighbourPiece(Body, frozen=True, array_like=True, tag=True):
             after a worker's last step.
     """
 
+    senders = ("worker",)
+
     name: Name
     phase: Number
     round: Number
@@ -90,11 +102,13 @@ class NeighbourPiece(Body, frozen=True, array_like=True, tag=True):
     clocks: Clocks
 
 
-class NeighbourProbe(Body, frozen=True, array_like=True, tag=True):
+class NeighbourProbe(Message, frozen=True):
     """Asks which pieces of a version have not arrived; the version (0, 0) is a greeting.
 
     number: the number of this probe among those of the sender to this neighbour
     """
+
+    senders = ("worker",)
 
     name: Name
     phase: Number
@@ -102,11 +116,13 @@ class NeighbourProbe(Body, frozen=True, array_like=True, tag=True):
     number: Number
 
 
-class NeighbourAck(Body, frozen=True, array_like=True, tag=True):
+class NeighbourAck(Message, frozen=True):
     """These pieces of a version are missing; without any, all of it has arrived.
 
     number: the number of the probe that this answers; 0 for none
     """
+
+    senders = ("worker",)
 
     name: Name
     phase: Number

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shoal.protocol.messages.base import Body
+from shoal.protocol.messages.base import Message
 from shoal.protocol.views import Role
 
 Name = Annotated[str, Meta(pattern=r"\A[!-~]{0,160}\Z")]
@@ -18,7 +18,7 @@ Proof = Annotated[bytes, Meta(max_length=32)]
 Reason = Annotated[str, Meta(max_length=500)]
 
 
-class Challenge(Body, frozen=True, array_like=True, tag=True):
+class Challenge(Message, frozen=True):
     """The listener's greeting: its version, and a nonce for the proof of the token."""
 
     version: int
@@ -26,7 +26,7 @@ class Challenge(Body, frozen=True, array_like=True, tag=True):
     token_needed: bool
 
 
-class Hello(Body, frozen=True, array_like=True, tag=True):
+class Hello(Message, frozen=True):
     """The caller's answer: its identity, and the proof of the token, which covers all of it."""
 
     version: int
@@ -37,7 +37,7 @@ class Hello(Body, frozen=True, array_like=True, tag=True):
     proof: Proof
 
 
-class Welcome(Body, frozen=True, array_like=True, tag=True):
+class Welcome(Message, frozen=True):
     """The caller is accepted. `rings`: both sides have passed a ring of shared memory."""
 
     node: Name
@@ -45,13 +45,13 @@ class Welcome(Body, frozen=True, array_like=True, tag=True):
     rings: bool = False
 
 
-class Denied(Body, frozen=True, array_like=True, tag=True):
+class Denied(Message, frozen=True):
     """The caller is refused, with the reason."""
 
     reason: Reason
 
 
-class Malformed(Body, frozen=True, array_like=True, tag=True):
+class Malformed(Message, frozen=True):
     """A frame of the receiver could not be decoded; nothing was changed."""
 
     reason: Reason

@@ -18,17 +18,22 @@ from shoal.protocol.limits import (
     Seconds,
     Text,
 )
-from shoal.protocol.messages.base import Body
+from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NO_VIEW, Role, View, ViewId
 from shoal.tables.spec import TableSpec
 
 Group = Literal["scheduler", "servers", "workers"]
 Positive = Annotated[int, Meta(ge=1, le=NUMBER_MAX)]
 TOO_SLOW = "dropped"  # how a worker is lost if the others have waited too long for it
+MEMBERS_SHOWN = 100  # members of a view that a line names
 Ranges = Annotated[tuple[KeyRange, ...], Meta(max_length=PARTS_MAX)]
 
 
-class Join(Body, frozen=True, array_like=True, tag=True):
+def _for_view(message: Message, view: ViewId) -> str:
+    return f"{type(message).__name__} for {view[0]}.{view[1]}"
+
+
+class Join(Message, frozen=True):
     """Ask to become a member.
 
     Attributes:
@@ -48,39 +53,45 @@ class Join(Body, frozen=True, array_like=True, tag=True):
     memory: Number = 0
 
 
-class Joined(Body, frozen=True, array_like=True, tag=True):
+class Joined(Message, frozen=True):
     """The sender is admitted. `run` is the run's name."""
+
+    senders = ("scheduler",)
 
     incarnation: Number
     rank: Rank
     run: Name = ""
 
 
-class NotJoined(Body, frozen=True, array_like=True, tag=True):
+class NotJoined(Message, frozen=True):
     """The sender is not admitted. `full`: because all members have joined already."""
+
+    senders = ("scheduler",)
 
     reason: Text
     full: bool = False
 
 
-class Heartbeat(Body, frozen=True, array_like=True, tag=True):
+class Heartbeat(Message, frozen=True):
     """The sender's machine lives, and has adopted `view`."""
 
     incarnation: Number
     view: ViewId
 
 
-class HeartbeatSeen(Body, frozen=True, array_like=True, tag=True):
+class HeartbeatSeen(Message, frozen=True):
     """Answer to a heartbeat.
 
     Attributes:
         finished: the names of the finished workers in the receiver's group; none for a server.
     """
 
+    senders = ("scheduler",)
+
     finished: Annotated[tuple[Name, ...], Meta(max_length=1 << 16)] = ()
 
 
-class ProcessHeartbeat(Body, frozen=True, array_like=True, tag=True):
+class ProcessHeartbeat(Message, frozen=True):
     """The process of a member lives. Sent by a second thread, on a connection of its own.
 
     Attributes:
@@ -97,7 +108,7 @@ class ProcessHeartbeat(Body, frozen=True, array_like=True, tag=True):
     in_user_code: bool = False
 
 
-class Busy(Body, frozen=True, array_like=True, tag=True):
+class Busy(Message, frozen=True):
     """To workers: the loop of a server makes no turns, and its process lives.
 
     Attributes:
@@ -105,31 +116,42 @@ class Busy(Body, frozen=True, array_like=True, tag=True):
         at: the place of its loop in the code.
     """
 
+    senders = ("scheduler",)
+
     server: Name
     at: Name
 
 
-class Drain(Body, frozen=True, array_like=True, tag=True):
+class Drain(Message, frozen=True):
     """View `view` is prepared: admit no requests, and report when all replicas have everything."""
 
+    senders = ("scheduler",)
+
     view: ViewId
 
 
-class Drained(Body, frozen=True, array_like=True, tag=True):
+class Drained(Message, frozen=True):
     """All operations of which this server is the head are on every server of their chains."""
 
+    senders = ("server",)
+
     view: ViewId
 
 
-class Freeze(Body, frozen=True, array_like=True, tag=True):
+class Freeze(Message, frozen=True):
     """View `view` is prepared: promise to act in no earlier view.
 
     Attributes:
         known: the newest view that the scheduler knows to be adopted.
     """
 
+    senders = ("scheduler",)
+
     view: ViewId
     known: ViewId = NO_VIEW
+
+    def describe(self) -> str:
+        return _for_view(self, self.view)
 
 
 class GroupProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -149,7 +171,7 @@ class GroupProgress(msgspec.Struct, frozen=True, array_like=True):
     waits: bool = False
 
 
-class Frozen(Body, frozen=True, array_like=True, tag=True):
+class Frozen(Message, frozen=True):
     """The promise that `Freeze` asks for, with this server's clocks.
 
     Attributes:
@@ -160,6 +182,8 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
         folder: the folder for the checkpoints of this server; empty if it writes none.
     """
 
+    senders = ("server",)
+
     view: ViewId
     clocks: Annotated[tuple[tuple[Number, Number], ...], Meta(max_length=PARTS_MAX)]
     groups: Annotated[tuple[GroupProgress, ...], Meta(max_length=PARTS_MAX)] = ()
@@ -167,12 +191,15 @@ class Frozen(Body, frozen=True, array_like=True, tag=True):
     adopted: View | None = None
     folder: str = ""
 
+    def describe(self) -> str:
+        return _for_view(self, self.view)
+
     def standing(self, group: str) -> GroupProgress:
         """Return the progress of a group."""
         return next((each for each in self.groups if each.group == group), GroupProgress(group))
 
 
-class OpenShards(Body, frozen=True, array_like=True, tag=True):
+class OpenShards(Message, frozen=True):
     """Open these shards, which the next view may place on this server.
 
     The server drops all other opened shards that are not in a view.
@@ -183,12 +210,14 @@ class OpenShards(Body, frozen=True, array_like=True, tag=True):
         tables: the tables, with the rows of each shard.
     """
 
+    senders = ("scheduler",)
+
     number: ViewId
     view: ViewId
     tables: Annotated[tuple[tuple[TableSpec, Ranges], ...], Meta(max_length=PARTS_MAX)]
 
 
-class ShardsOpened(Body, frozen=True, array_like=True, tag=True):
+class ShardsOpened(Message, frozen=True):
     """The state of a list of shards to open.
 
     Attributes:
@@ -197,80 +226,114 @@ class ShardsOpened(Body, frozen=True, array_like=True, tag=True):
         failed: the (table, rows, reason) of each shard that cannot be opened.
     """
 
+    senders = ("server",)
+
     incarnation: Number
     number: ViewId
     opened: Annotated[tuple[tuple[Name, Ranges], ...], Meta(max_length=PARTS_MAX)] = ()
     failed: Annotated[tuple[tuple[Name, KeyRange, Text], ...], Meta(max_length=PARTS_MAX)] = ()
 
 
-class RefuseView(Body, frozen=True, array_like=True, tag=True):
+class RefuseView(Message, frozen=True):
     """Between servers: refuse `view`, for which the sender is frozen; the scheduler is silent.
 
     Attributes:
         adopted: the newest view that the sender knows to be adopted.
     """
 
+    senders = ("server",)
+
     view: ViewId
     adopted: ViewId
 
+    def describe(self) -> str:
+        return _for_view(self, self.view)
 
-class ViewRefused(Body, frozen=True, array_like=True, tag=True):
+
+class ViewRefused(Message, frozen=True):
     """The sender will adopt no view up to `view` from the scheduler, and has adopted `adopted`.
 
     Answer to RefuseView; and to Freeze and NewView, if the view was refused before.
     """
 
+    senders = ("server",)
+
     view: ViewId
     adopted: ViewId
 
+    def describe(self) -> str:
+        return _for_view(self, self.view)
 
-class Synced(Body, frozen=True, array_like=True, tag=True):
+
+class Synced(Message, frozen=True):
     """A syncing replica has all rows of these shards: (table, first row, since which view)."""
+
+    senders = ("server",)
 
     incarnation: Number
     placements: Annotated[tuple[tuple[Number, Number, Number], ...], Meta(max_length=PARTS_MAX)]
 
 
-class WaitTimes(Body, frozen=True, array_like=True, tag=True):
+class WaitTimes(Message, frozen=True):
     """How long requests have waited for workers at this server: (incarnation, seconds so far)."""
+
+    senders = ("server",)
 
     incarnation: Number
     seconds: Annotated[tuple[tuple[Number, Seconds], ...], Meta(max_length=PARTS_MAX)]
 
 
-class Leave(Body, frozen=True, array_like=True, tag=True):
+class Leave(Message, frozen=True):
     """This server leaves after its shards have migrated. Answered by End or LeaveRefused."""
+
+    senders = ("server",)
 
     incarnation: Number
 
 
-class LeaveRefused(Body, frozen=True, array_like=True, tag=True):
+class LeaveRefused(Message, frozen=True):
     """The server cannot leave, with the reason."""
+
+    senders = ("scheduler",)
 
     reason: Text
 
 
-class NewView(Body, frozen=True, array_like=True, tag=True):
+class NewView(Message, frozen=True):
     """A view takes effect."""
+
+    senders = ("scheduler", "server")
 
     view: View
 
+    def problem(self) -> str:
+        return self.view.problem()
 
-class Declare(Body, frozen=True, array_like=True, tag=True):
+    def describe(self) -> str:
+        view = self.view
+        members = " ".join(m.name for m in (*view.servers, *view.workers)[:MEMBERS_SHOWN])
+        return f"NewView {view.term}.{view.number}: {members} ({view.reason})"
+
+
+class Declare(Message, frozen=True):
     """Declare a table. Answered by a view that has it, or by NotDeclared."""
+
+    senders = ("worker",)
 
     incarnation: Number
     spec: TableSpec
 
 
-class NotDeclared(Body, frozen=True, array_like=True, tag=True):
+class NotDeclared(Message, frozen=True):
     """The table cannot be declared, with the reason."""
+
+    senders = ("scheduler",)
 
     table: Name
     reason: Text
 
 
-class BarrierArrival(Body, frozen=True, array_like=True, tag=True):
+class BarrierArrival(Message, frozen=True):
     """The sender has entered barrier `name` for the `generation`-th time.
 
     It waits for the members of `groups`; among workers, for those of its own group.
@@ -282,14 +345,16 @@ class BarrierArrival(Body, frozen=True, array_like=True, tag=True):
     groups: Annotated[tuple[Group, ...], Meta(max_length=8)]
 
 
-class BarrierReleased(Body, frozen=True, array_like=True, tag=True):
+class BarrierReleased(Message, frozen=True):
     """All members of the barrier have entered it."""
+
+    senders = ("scheduler",)
 
     name: Name
     generation: Number
 
 
-class Lease(Body, frozen=True, array_like=True, tag=True):
+class Lease(Message, frozen=True):
     """Ask for batches from this clock on, one per clock; earlier leases are done.
 
     Attributes:
@@ -298,6 +363,8 @@ class Lease(Body, frozen=True, array_like=True, tag=True):
         patient: whether the worker waits for batches instead of getting an empty lease.
     """
 
+    senders = ("worker",)
+
     incarnation: Number
     clock: Number
     epochs: Positive
@@ -305,8 +372,10 @@ class Lease(Body, frozen=True, array_like=True, tag=True):
     patient: bool = False
 
 
-class Leased(Body, frozen=True, array_like=True, tag=True):
+class Leased(Message, frozen=True):
     """Batches `[first, first + count)` of an epoch; count 0 for none now, `over` for no more."""
+
+    senders = ("scheduler",)
 
     clock: Number
     epoch: Number
@@ -315,41 +384,49 @@ class Leased(Body, frozen=True, array_like=True, tag=True):
     over: bool
 
 
-class NotLeased(Body, frozen=True, array_like=True, tag=True):
+class NotLeased(Message, frozen=True):
     """The lease is refused, with the reason."""
+
+    senders = ("scheduler",)
 
     reason: Text
 
 
-class Finish(Body, frozen=True, array_like=True, tag=True):
+class Finish(Message, frozen=True):
     """This member has finished its work."""
 
     incarnation: Number
 
 
-class Finished(Body, frozen=True, array_like=True, tag=True):
+class Finished(Message, frozen=True):
     """Answer to Finish."""
 
+    senders = ("scheduler",)
 
-class ConfirmRows(Body, frozen=True, array_like=True, tag=True):
+
+class ConfirmRows(Message, frozen=True):
     """All workers have finished: does this server still hold its rows, in that view?"""
+
+    senders = ("scheduler",)
 
     number: Number
     view: ViewId
 
 
-class RowsConfirmed(Body, frozen=True, array_like=True, tag=True):
+class RowsConfirmed(Message, frozen=True):
     """The answer to ConfirmRows of this number: the server of this incarnation holds its rows.
 
     It has also taken all checkpoints that its view has promised.
     """
+
+    senders = ("server",)
 
     incarnation: Number
     number: Number
     view: ViewId
 
 
-class End(Body, frozen=True, array_like=True, tag=True):
+class End(Message, frozen=True):
     """The run has ended.
 
     Attributes:
@@ -359,11 +436,15 @@ class End(Body, frozen=True, array_like=True, tag=True):
             dead.
     """
 
+    senders = ("scheduler",)
+
     error: Text = ""
     kind: Literal["", "lost", "dropped", "dead"] = ""
 
 
-class Abort(Body, frozen=True, array_like=True, tag=True):
+class Abort(Message, frozen=True):
     """End the run with an error; from a worker of an attached group, that group only."""
+
+    senders = ("worker",)
 
     reason: Text

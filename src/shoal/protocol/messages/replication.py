@@ -18,7 +18,7 @@ from shoal.protocol.limits import (
     Rank,
     Seconds,
 )
-from shoal.protocol.messages.base import Body, Part, Parts
+from shoal.protocol.messages.base import PARTS_SHOWN, Message, Part, Parts
 from shoal.protocol.views import ViewId
 
 What = Literal["push", "write", "round", "accept", "call", "check"]
@@ -26,7 +26,7 @@ Origin = tuple[Number, Number, Number]
 ShardVersion = tuple[Number, Number, Number]
 
 
-class Replicate(Body, frozen=True, array_like=True, tag=True):
+class Replicate(Message, frozen=True):
     """An operation on rows, for the next server in their chains; keys and values follow.
 
     Attributes:
@@ -48,6 +48,8 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
         updates: the number of updates that rows which are written with their slots have had.
     """
 
+    senders = ("server",)
+
     view: ViewId
     number: Number
     path: Annotated[tuple[Rank, ...], Meta(max_length=1 << 10)]
@@ -64,8 +66,15 @@ class Replicate(Body, frozen=True, array_like=True, tag=True):
     group: Name = ""
     updates: Number = 0
 
+    def describe(self) -> str:
+        words = [f"Replicate {self.number}: {self.what}" if self.parts else "Replicate"]
+        words += [part.describe() for part in self.parts[:PARTS_SHOWN]]
+        if self.path:
+            words.append(f"to clock {self.clock} of server-{self.path[0]}")
+        return " ".join(words)
 
-class ReplicateAck(Body, frozen=True, array_like=True, tag=True):
+
+class ReplicateAck(Message, frozen=True):
     """All messages below `number` are applied here, and shards up to `done` further down a chain.
 
     Credit is returned for messages that are applied here, and each shard is acknowledged
@@ -76,9 +85,17 @@ class ReplicateAck(Body, frozen=True, array_like=True, tag=True):
         done: the (table, first row, version) of each of these shards.
     """
 
+    senders = ("server",)
+
     view: ViewId
     number: Number
     done: Annotated[tuple[ShardVersion, ...], Meta(max_length=PARTS_MAX)]
+
+    def describe(self) -> str:
+        done = (
+            f"t{table}[{at}: version {version}" for table, at, version in self.done[:PARTS_SHOWN]
+        )
+        return " ".join([f"ReplicateAck below {self.number}", *done])
 
 
 class SeenRequests(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +120,7 @@ class ReplicaHistory(msgspec.Struct, frozen=True, array_like=True):
     closed: Number = 0
 
 
-class StateChunk(Body, frozen=True, array_like=True, tag=True):
+class StateChunk(Message, frozen=True):
     """A piece of a shard's rows at `version`, for a syncing replica.
 
     Attributes:
@@ -114,6 +131,8 @@ class StateChunk(Body, frozen=True, array_like=True, tag=True):
         last: whether this is the last piece.
         past: the other state of the shard, with the first piece.
     """
+
+    senders = ("server",)
 
     view: ViewId
     number: Number

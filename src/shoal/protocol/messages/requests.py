@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from shoal.protocol.limits import PARTS_ASKED_MAX, WINDOW, Finite, Number, NumberOrNone, Text
-from shoal.protocol.messages.base import Body, Part
-from shoal.protocol.views import ViewId
+from shoal.protocol.messages.base import PARTS_SHOWN, Message, Part
+from shoal.protocol.views import FOREVER, ViewId
 
 Asked = Annotated[tuple[Part, ...], Meta(max_length=PARTS_ASKED_MAX)]
 
 
-class Request(Body, frozen=True, array_like=True, tag=True):
+class Request(Message, frozen=True):
     """Push, advance and pull, in this order, of one worker at one server.
 
     Attributes:
@@ -30,6 +31,8 @@ class Request(Body, frozen=True, array_like=True, tag=True):
         updates: the number of updates that assigned rows with their slots have had.
     """
 
+    senders = ("worker",)
+
     view: ViewId
     incarnation: Number
     seq: Number
@@ -44,13 +47,42 @@ class Request(Body, frozen=True, array_like=True, tag=True):
     follows: Annotated[tuple[Number, ...], Meta(max_length=WINDOW)] = ()
     updates: Number = 0
 
+    def describe(self) -> str:
+        words = [f"Request #{self.seq}"]
+        words += [f"push {part.describe()}" for part in self.pushes[:PARTS_SHOWN]]
+        if self.pushes:
+            words.append(f"at clock {self.clock}")
+        if self.advance >= 0:
+            forever = self.advance == FOREVER
+            words.append("advance forever" if forever else f"advance to {self.advance}")
+        words += [f"pull {part.describe()}" for part in self.pulls[:PARTS_SHOWN]]
+        return " ".join(words)
+
+    def describe_for(self, tables: Sequence[str], rows: bool = True) -> str:
+        """Return the request as text with names of tables; with `rows`, the first rows of each."""
+
+        def of(part: Part) -> str:
+            keys = f"{part.keys} keys of " if part.keys >= 0 else ""
+            return f"{keys}{tables[part.table]}[{part.start}:{part.stop})"
+
+        words = []
+        for what, parts in (("push", self.pushes), ("pull", self.pulls)):
+            each_once = [tables[number] for number in dict.fromkeys(part.table for part in parts)]
+            named = [of(each) for each in parts[:PARTS_SHOWN]] if rows else each_once
+            words += [f"{what} {each}" for each in named]
+            if rows and len(parts) > PARTS_SHOWN:
+                words.append(f"{what} {len(parts) - PARTS_SHOWN} more")
+        clock = max(self.clock, self.advance)
+        when = "after its last clock" if clock >= FOREVER else f"at clock {clock}"
+        return f"{', '.join(words)} {when}"
+
 
 Code = Literal[
     "applied", "accepted", "refused", "round_closed", "missing", "waiting", "stale", "out_of_order"
 ]
 
 
-class Reply(Body, frozen=True, array_like=True, tag=True):
+class Reply(Message, frozen=True):
     """The answer to a request, or its current state.
 
     The codes:
@@ -67,6 +99,8 @@ class Reply(Body, frozen=True, array_like=True, tag=True):
         updates: the largest number of updates of a fragment that was pulled with its slots, or -1.
     """
 
+    senders = ("server",)
+
     incarnation: Number
     seq: Number
     view: ViewId
@@ -77,23 +111,35 @@ class Reply(Body, frozen=True, array_like=True, tag=True):
     payload: Number = 0
     updates: NumberOrNone = -1
 
+    def describe(self) -> str:
+        reason = f" ({self.reason})" if self.reason else ""
+        payload = f" {self.payload} bytes" if self.payload else ""
+        return f"Reply #{self.seq} {self.code}{reason}{payload}"
 
-class Probe(Body, frozen=True, array_like=True, tag=True):
+
+class Probe(Message, frozen=True):
     """Ask for the state of a request. If `urgent` the server nudges workers that it waits for."""
+
+    senders = ("worker",)
 
     view: ViewId
     incarnation: Number
     seq: Number
     urgent: bool = False
 
+    def describe(self) -> str:
+        return f"Probe #{self.seq}" + (" urgent" if self.urgent else "")
 
-class Nudge(Body, frozen=True, array_like=True, tag=True):
+
+class Nudge(Message, frozen=True):
     """A request waits for the receiver, which should probe its outstanding requests."""
+
+    senders = ("server",)
 
     reason: Text
 
 
-class Computing(Body, frozen=True, array_like=True, tag=True):
+class Computing(Message, frozen=True):
     """A worker's answer to a nudge: it lives, and waits for no other member.
 
     A server passes it on to the workers of its group when all the slowest ones have said so.

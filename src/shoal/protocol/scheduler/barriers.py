@@ -8,7 +8,8 @@ import msgspec
 
 from shoal.protocol.limits import BARRIERS_MAX, RELEASED_MAX
 from shoal.protocol.machine import Effects, Note, Send
-from shoal.protocol.messages import BarrierArrival, BarrierReleased, Group, Message
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.membership import BarrierArrival, BarrierReleased, Group
 from shoal.protocol.messages.reasons import Waiting, some_of
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.views import Member, NodeId

@@ -9,13 +9,9 @@ import msgspec
 
 from shoal.protocol.limits import WINDOW
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import (
-    CheckpointPlanned,
-    CheckpointRefused,
-    CheckpointRequest,
-    Frozen,
-    Message,
-)
+from shoal.protocol.messages.admin import CheckpointPlanned, CheckpointRefused, CheckpointRequest
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.membership import Frozen
 from shoal.protocol.messages.reasons import some_of
 from shoal.protocol.views import FOREVER, Member, NodeId, View
 

@@ -21,7 +21,7 @@ from math import inf
 
 import msgspec
 
-from shoal.protocol.messages import ProcessHeartbeat
+from shoal.protocol.messages.membership import ProcessHeartbeat
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.views import NodeId
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from shoal.protocol.machine import Append, Effects, Note, Send
-from shoal.protocol.messages import Lease, Leased
+from shoal.protocol.messages.membership import Lease, Leased
 from shoal.protocol.messages.reasons import Waiting, some_of
 from shoal.protocol.scheduler.leases.ledger import Leases, LedgerRecord, Span
 from shoal.protocol.scheduler.leases.log import LeaseGranted, LogEntry, WorkerGone

@@ -27,7 +27,9 @@ from shoal.protocol.machine import (
     Send,
     Ticked,
 )
-from shoal.protocol.messages import (
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.membership import (
+    TOO_SLOW,
     Abort,
     BarrierArrival,
     Declare,
@@ -43,7 +45,6 @@ from shoal.protocol.messages import (
     Lease,
     Leave,
     LeaveRefused,
-    Message,
     NewView,
     NotJoined,
     RowsConfirmed,
@@ -52,7 +53,6 @@ from shoal.protocol.messages import (
     ViewRefused,
     WaitTimes,
 )
-from shoal.protocol.messages.membership import TOO_SLOW
 from shoal.protocol.scheduler.barriers import Barriers
 from shoal.protocol.scheduler.journal import JournalRecord, read_record
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord

@@ -7,9 +7,9 @@ from math import inf
 
 from shoal.protocol.limits import MEMBERS_MAX
 from shoal.protocol.machine import Effects, EventTrace, Send
-from shoal.protocol.messages import Busy, Frozen, Join, Message, NotJoined, ProcessHeartbeat
+from shoal.protocol.messages.base import Message, misplaced
+from shoal.protocol.messages.membership import Busy, Frozen, Join, NotJoined, ProcessHeartbeat
 from shoal.protocol.messages.reasons import Waiting
-from shoal.protocol.messages.senders import misplaced
 from shoal.protocol.scheduler.failure_detector import FailureDetector
 from shoal.protocol.scheduler.journal import JournalRecord
 from shoal.protocol.scheduler.membership import closed_up, join_refusal

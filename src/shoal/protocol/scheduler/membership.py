@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from shoal.protocol.messages import Frozen, Join, NotJoined
+from shoal.protocol.messages.membership import Frozen, Join, NotJoined
 from shoal.protocol.messages.reasons import some_of
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.scheduler.rows.placement import Placements, place

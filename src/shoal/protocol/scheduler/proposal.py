@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from math import inf
 
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import Drain, Drained, Freeze, Frozen
+from shoal.protocol.messages.membership import Drain, Drained, Freeze, Frozen
 from shoal.protocol.messages.reasons import Waiting, some_of
 from shoal.protocol.views import Member, NodeId, ViewId
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from shoal.errors import RangeLost, ShoalError
 from shoal.protocol.machine import Effects, Send, Stop
-from shoal.protocol.messages import ConfirmRows, End, RowsConfirmed
+from shoal.protocol.messages.membership import ConfirmRows, End, RowsConfirmed
 from shoal.protocol.messages.reasons import bounded
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.views import NO_VIEW, NodeId, ViewId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.protocol.messages import WaitTimes
+from shoal.protocol.messages.membership import WaitTimes
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.views import Member

@@ -11,7 +11,7 @@ from shoal.errors import Refused
 from shoal.keys import KeyRange
 from shoal.protocol.limits import TABLES_BYTES_MAX, TABLES_MAX
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import NotDeclared, OpenShards, ShardsOpened
+from shoal.protocol.messages.membership import NotDeclared, OpenShards, ShardsOpened
 from shoal.protocol.messages.reasons import Waiting, bounded, some_of
 from shoal.protocol.namespaces import owner
 from shoal.protocol.scheduler.rows.rebalance import Barred, Opened

@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 
 from shoal.protocol.limits import WAITS_MAX
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import (
-    SCHEDULER,
+from shoal.protocol.messages.admin import (
     CheckpointRequest,
     DeathReport,
     DeathReportSeen,
-    Message,
-    ProcessHeartbeat,
     StatusReply,
     StatusRequest,
 )
+from shoal.protocol.messages.base import SCHEDULER, Message
+from shoal.protocol.messages.membership import ProcessHeartbeat
 from shoal.protocol.messages.reasons import grouped
 from shoal.protocol.scheduler.barriers import Barriers
 from shoal.protocol.scheduler.members import Members

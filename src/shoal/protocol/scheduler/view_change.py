@@ -20,8 +20,8 @@ import msgspec
 
 from shoal.errors import RangeLost, ShoalError
 from shoal.protocol.machine import Effects, Note, Send
-from shoal.protocol.messages import (
-    CheckpointRequest,
+from shoal.protocol.messages.admin import CheckpointRequest
+from shoal.protocol.messages.membership import (
     Drained,
     End,
     Frozen,

@@ -26,26 +26,19 @@ from shoal.protocol.machine import (
     Sink,
     Ticked,
 )
-from shoal.protocol.messages import (
-    SCHEDULER,
-    Computing,
+from shoal.protocol.messages.admin import StatusRequest
+from shoal.protocol.messages.base import SCHEDULER, Message, misplaced
+from shoal.protocol.messages.membership import (
     ConfirmRows,
     Drain,
     Freeze,
-    Message,
     NewView,
     OpenShards,
-    Probe,
     RefuseView,
-    Replicate,
-    ReplicateAck,
-    Request,
-    StateChunk,
-    StatusRequest,
     ViewRefused,
 )
-from shoal.protocol.messages.describing import describe
-from shoal.protocol.messages.senders import misplaced
+from shoal.protocol.messages.replication import Replicate, ReplicateAck, StateChunk
+from shoal.protocol.messages.requests import Computing, Probe, Request
 from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.link import ReplicationOptions
@@ -321,7 +314,8 @@ class ServerMachine:
     def waiting(self) -> list[tuple[str, str]]:
         """Return (request, reason) of every pull in the wait queue."""
         return [
-            (describe(request), reason) for request, reason, _ in self.requests.wait_queue.waiting()
+            (request.describe(), reason)
+            for request, reason, _ in self.requests.wait_queue.waiting()
         ]
 
     def _broken(self, message: str) -> InvariantBroken:

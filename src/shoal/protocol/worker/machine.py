@@ -37,18 +37,10 @@ from shoal.protocol.machine import (
     Stop,
     Ticked,
 )
-from shoal.protocol.messages import (
-    SCHEDULER,
-    Busy,
-    Computing,
-    Message,
-    NeighbourPiece,
-    Nudge,
-    Piece,
-    Reply,
-)
-from shoal.protocol.messages.describing import describe
-from shoal.protocol.messages.senders import misplaced
+from shoal.protocol.messages.base import SCHEDULER, Message, misplaced
+from shoal.protocol.messages.collective import NeighbourPiece, Piece
+from shoal.protocol.messages.membership import Busy
+from shoal.protocol.messages.requests import Computing, Nudge, Reply
 from shoal.protocol.requests import Cancel, Exchange
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, NodeId, Role, View
@@ -202,7 +194,7 @@ class WorkerMachine:
         of_peers = self.peers.waiting() if self.peers is not None else []
         return [
             (
-                describe(self._sender.message(sub_request, part)),
+                self._sender.message(sub_request, part).describe(),
                 f"{self.session.name_of(part.server_part.server)}: {part.reason}",
             )
             for sub_request in self._in_flight.sub_requests.values()
@@ -356,7 +348,7 @@ class WorkerMachine:
     ) -> None:
         kind = RoundClosed if reply.code == "round_closed" else Refused
         who, message = part.server_part.server, self._sender.message(sub_request, part)
-        error = kind(f"{self.session.name_of(who)} refused {describe(message)}: {reply.reason}")
+        error = kind(f"{self.session.name_of(who)} refused {message.describe()}: {reply.reason}")
         self._in_flight.land(sub_request, part)
         part.finish()
         if sub_request.request_id:

@@ -9,7 +9,8 @@ import msgspec
 
 from shoal.errors import ShoalError
 from shoal.protocol.machine import Outcome
-from shoal.protocol.messages import SCHEDULER, Reply
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.requests import Reply
 from shoal.protocol.views import FOREVER, NodeId
 from shoal.protocol.worker.in_flight import SubRequest
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange
-from shoal.protocol.messages import SAME, Part
+from shoal.protocol.messages.base import SAME, Part
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 from shoal.protocol.views import Placement, View
 from shoal.protocol.worker.in_flight import InFlight, SubRequest

@@ -15,7 +15,7 @@ import msgspec
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
 from shoal.protocol.limits import KEYS_MAX, PARTS_ASKED_MAX, REPEATS_MAX
-from shoal.protocol.messages import SAME, Part
+from shoal.protocol.messages.base import SAME, Part
 from shoal.protocol.namespaces import qualified
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp, Scan
 from shoal.protocol.views import NodeId, View

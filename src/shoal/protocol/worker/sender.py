@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import Probe, Request
+from shoal.protocol.messages.requests import Probe, Request
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.in_flight import InFlight, SubRequest, SubRequestPart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.protocol.messages import KEY_BYTES, SAME, SIZE_BYTES, Part
+from shoal.protocol.messages.base import KEY_BYTES, SAME, SIZE_BYTES, Part
 from shoal.protocol.requests import Answer
 from shoal.protocol.views import NodeId
 

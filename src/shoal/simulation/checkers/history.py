@@ -14,18 +14,9 @@ import numpy as np
 from shoal.errors import InvalidValue, ShoalError
 from shoal.keys import tiles
 from shoal.protocol.machine import Outcome
-from shoal.protocol.messages import (
-    BarrierReleased,
-    End,
-    Frozen,
-    Joined,
-    Leased,
-    Message,
-    NewView,
-    Reply,
-    Request,
-)
-from shoal.protocol.messages.describing import describe
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.membership import BarrierReleased, End, Frozen, Joined, Leased, NewView
+from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.scheduler.barriers import released_as
 from shoal.protocol.scheduler.journal import JournalRecord
 from shoal.protocol.scheduler.leases.ledger import Span
@@ -306,7 +297,7 @@ class Durability:
             case _:
                 return
         if not written:
-            text = f"the scheduler sent {describe(message)} before it was on its disk"
+            text = f"the scheduler sent {message.describe()} before it was on its disk"
             raise violated("durable", text)
 
 
@@ -325,12 +316,12 @@ def check_waiting(node: NodeId, machine: ServerMachine) -> None:
         raise violated("forgotten", text)
     for request, reason, _ in waiting:
         if not reason and not machine.frozen:
-            raise violated("forgotten", f"{describe(request)} waits at {node} for no reason")
+            raise violated("forgotten", f"{request.describe()} waits at {node} for no reason")
     replicas = machine.state.replicas
     for admitted in (each.admitted for each in machine.requests.wait_queue.pulls.values()):
         pulled = [number for number, _, _ in admitted.footprint.pulls]
         if not all(number in replicas for number in pulled):
-            text = f"{describe(admitted.request)} waits at {node}, which has lost its rows"
+            text = f"{admitted.request.describe()} waits at {node}, which has lost its rows"
             raise violated("forgotten", text)
         groups = {replicas[number].group for number in pulled}
         waits = admitted.request.pushes or not admitted.log.complete(admitted.request.seq)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from shoal.protocol.machine import Machine
-from shoal.protocol.messages import Message, Replicate, Reply, Request, StateChunk
-from shoal.protocol.messages.describing import describe
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.replication import Replicate, StateChunk
+from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
@@ -35,4 +36,4 @@ def evidence(machine: Machine, sender: NodeId, message: Message) -> Hashable:
 
 def changed_payload(sender: NodeId, to: NodeId, message: Message) -> Violation:
     """Return the violation of a node that has used a payload which changed on its way."""
-    return violated("payload", f"{to} uses {describe(message)} of {sender}, which has changed")
+    return violated("payload", f"{to} uses {message.describe()} of {sender}, which has changed")

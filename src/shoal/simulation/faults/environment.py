@@ -7,7 +7,7 @@ from math import inf
 from random import Random
 
 from shoal.protocol.machine import Append, Persist
-from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.views import NodeId
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.node import SimNode

@@ -14,7 +14,9 @@ from random import Random
 import msgspec
 
 from shoal.protocol.machine import Persist, Send
-from shoal.protocol.messages import SCHEDULER, Joined, Leave, Message, Request
+from shoal.protocol.messages.base import SCHEDULER, Message
+from shoal.protocol.messages.membership import Joined, Leave
+from shoal.protocol.messages.requests import Request
 from shoal.protocol.views import NodeId, ViewId
 from shoal.simulation.cluster import SimulatedCluster
 from shoal.simulation.faults.environment import ENVIRONMENT, EnvironmentFaults

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import msgspec
 
 from shoal.errors import InvalidValue
-from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine

@@ -7,7 +7,8 @@ from math import inf
 from random import Random
 
 from shoal.protocol.machine import Send
-from shoal.protocol.messages import SCHEDULER, Reply
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.requests import Reply
 from shoal.protocol.views import NodeId
 from shoal.simulation.cluster import ALONE_S, SimulatedCluster
 from shoal.simulation.node import SimNode

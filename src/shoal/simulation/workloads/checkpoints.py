@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from shoal.protocol.machine import Outcome
-from shoal.protocol.messages import CheckpointPlanned
+from shoal.protocol.messages.admin import CheckpointPlanned
 from shoal.protocol.requests import SaveCheckpoint
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal.protocol.machine import Outcome
-from shoal.protocol.messages import Leased
+from shoal.protocol.messages.membership import Leased
 from shoal.protocol.requests import PushOp, TakeLease
 from shoal.protocol.scheduler.leases.ledger import Leases, LedgerRecord
 from shoal.protocol.worker.machine import WorkerMachine

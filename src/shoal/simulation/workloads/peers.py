@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 
-from shoal.protocol.messages import SCHEDULER
+from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.session import Session

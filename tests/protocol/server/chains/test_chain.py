@@ -5,17 +5,10 @@ from msgspec.structs import replace
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Received, Send
-from shoal.protocol.messages import (
-    SCHEDULER,
-    Freeze,
-    Frozen,
-    GroupProgress,
-    NewView,
-    Part,
-    Probe,
-    Replicate,
-    ReplicateAck,
-)
+from shoal.protocol.messages.base import SCHEDULER, Part
+from shoal.protocol.messages.membership import Freeze, Frozen, GroupProgress, NewView
+from shoal.protocol.messages.replication import Replicate, ReplicateAck
+from shoal.protocol.messages.requests import Probe
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import Change, Operation
 from shoal.protocol.server.state.replicas import Replicas

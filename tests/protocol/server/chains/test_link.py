@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.protocol.messages import Replicate, ReplicateAck
+from shoal.protocol.messages.replication import Replicate, ReplicateAck
 
 ROWS = 4
 

@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from shoal.errors import InvariantBroken
 from shoal.protocol.limits import EARLY_MAX
 from shoal.protocol.machine import Received
-from shoal.protocol.messages import Part, Replicate, ReplicateAck
+from shoal.protocol.messages.base import Part
+from shoal.protocol.messages.replication import Replicate, ReplicateAck
 from shoal.tables.consistency import bsp
 
 NEXT = 1  # after the head has said its clock

@@ -4,7 +4,15 @@ import pytest
 from msgspec.structs import asdict
 
 from shoal.protocol.machine import Ticked
-from shoal.protocol.messages import Declare, Drain, Drained, Freeze, Frozen, Heartbeat, Join
+from shoal.protocol.messages.membership import (
+    Declare,
+    Drain,
+    Drained,
+    Freeze,
+    Frozen,
+    Heartbeat,
+    Join,
+)
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.scheduler.view_change import SOON_S
 from shoal.protocol.server.chains.chain import Chains

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.protocol.machine import Note
-from shoal.protocol.messages import Replicate
+from shoal.protocol.messages.replication import Replicate
 
 
 @pytest.fixture

@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Received, Send, Ticked
-from shoal.protocol.messages import SCHEDULER, NewView, Replicate, ReplicateAck, StateChunk
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import NewView
+from shoal.protocol.messages.replication import Replicate, ReplicateAck, StateChunk
 from shoal.protocol.server.chains.link import ReplicationOptions
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session

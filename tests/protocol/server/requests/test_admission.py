@@ -9,7 +9,8 @@ import pytest
 
 from shoal.protocol.limits import PARTS_MAX, REPEATS_MAX
 from shoal.protocol.machine import Discard, Received
-from shoal.protocol.messages import SAME, Part, Reply, Request
+from shoal.protocol.messages.base import SAME, Part
+from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.server.requests import staging
 from shoal.tables.consistency import bsp
 from tests.protocol.rigs.shard import FakeShard, FakeStaged

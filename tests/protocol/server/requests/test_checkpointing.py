@@ -10,14 +10,9 @@ from msgspec.structs import replace
 from shoal.protocol.checkpoint_clocks import AT_ONCE, CheckpointClocks
 from shoal.protocol.consistency import Clocks
 from shoal.protocol.machine import Offloaded, Received, Save, Send
-from shoal.protocol.messages import (
-    SCHEDULER,
-    ConfirmRows,
-    NewView,
-    Part,
-    Replicate,
-    RowsConfirmed,
-)
+from shoal.protocol.messages.base import SCHEDULER, Part
+from shoal.protocol.messages.membership import ConfirmRows, NewView, RowsConfirmed
+from shoal.protocol.messages.replication import Replicate
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.long_work import LongWork

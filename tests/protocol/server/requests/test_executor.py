@@ -4,7 +4,8 @@ import pytest
 
 from shoal.errors import AccessFailed, InvariantBroken
 from shoal.protocol.machine import AwaitRoom, HangUp, HasRoom
-from shoal.protocol.messages import Computing, Nudge, Part, Probe, Reply
+from shoal.protocol.messages.base import Part
+from shoal.protocol.messages.requests import Computing, Nudge, Probe, Reply
 from shoal.protocol.server.requests.wait_queue import COMPUTING_S
 from shoal.protocol.views import FOREVER
 from shoal.tables.consistency import bsp, ssp

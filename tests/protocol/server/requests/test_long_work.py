@@ -6,15 +6,10 @@ import pytest
 
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import HasRoom, Offload, Offloaded, Ticked
-from shoal.protocol.messages import (
-    SCHEDULER,
-    Computing,
-    Freeze,
-    Frozen,
-    Part,
-    Probe,
-    StatusRequest,
-)
+from shoal.protocol.messages.admin import StatusRequest
+from shoal.protocol.messages.base import SCHEDULER, Part
+from shoal.protocol.messages.membership import Freeze, Frozen
+from shoal.protocol.messages.requests import Computing, Probe
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.tables.consistency import asp, bsp
 

@@ -6,17 +6,10 @@ from msgspec.structs import replace
 
 from shoal.keys import SLOTS, KeyRange, slot_of
 from shoal.protocol.machine import Discard, Offload, Offloaded, Received, Send
-from shoal.protocol.messages import (
-    SAME,
-    SCHEDULER,
-    NewView,
-    OpenShards,
-    Part,
-    Replicate,
-    Reply,
-    Request,
-    ShardsOpened,
-)
+from shoal.protocol.messages.base import SAME, SCHEDULER, Part
+from shoal.protocol.messages.membership import NewView, OpenShards, ShardsOpened
+from shoal.protocol.messages.replication import Replicate
+from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.requests.memory import MemoryOptions
 from shoal.protocol.server.requests.requests import RequestOptions

@@ -5,7 +5,9 @@ from math import inf
 import pytest
 
 from shoal.protocol.machine import Ticked
-from shoal.protocol.messages import Part, Replicate, Reply
+from shoal.protocol.messages.base import Part
+from shoal.protocol.messages.replication import Replicate
+from shoal.protocol.messages.requests import Reply
 from shoal.protocol.views import FOREVER
 from shoal.tables.consistency import Cover, Quorum, bsp
 

@@ -6,7 +6,9 @@ import pytest
 from shoal.errors import InvariantBroken
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Discard, Note, Received, Send
-from shoal.protocol.messages import NewView, Part, Reply, Request
+from shoal.protocol.messages.base import Part
+from shoal.protocol.messages.membership import NewView
+from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.scheduler.rows.placement import place
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session

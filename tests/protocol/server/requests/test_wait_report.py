@@ -4,15 +4,9 @@ import msgspec
 import pytest
 
 from shoal.protocol.machine import Ticked
-from shoal.protocol.messages import (
-    SCHEDULER,
-    Freeze,
-    Part,
-    StatusReply,
-    StatusRequest,
-    Waits,
-    WaitTimes,
-)
+from shoal.protocol.messages.admin import StatusReply, StatusRequest, Waits
+from shoal.protocol.messages.base import SCHEDULER, Part
+from shoal.protocol.messages.membership import Freeze, WaitTimes
 from shoal.tables.consistency import bsp, ssp
 
 ALL = (Part(0, 0, 4),)

@@ -4,7 +4,8 @@ import pytest
 
 from shoal.errors import LeftAlone
 from shoal.protocol.machine import Asked, PeerLost, Received, Send, Stop, Ticked
-from shoal.protocol.messages import SCHEDULER, Heartbeat, HeartbeatSeen, Leave, LeaveRefused
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Heartbeat, HeartbeatSeen, Leave, LeaveRefused
 from shoal.protocol.requests import GoAway
 from shoal.protocol.server.view_change.departure import CUT_OFF_SHARE
 from shoal.protocol.session_options import SessionOptions

@@ -7,7 +7,8 @@ import pytest
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Offload, Offloaded
-from shoal.protocol.messages import SCHEDULER, Heartbeat, NewView, OpenShards, ShardsOpened
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Heartbeat, NewView, OpenShards, ShardsOpened
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.state.shard_store import OpenStore
 from shoal.protocol.session import Session

@@ -3,7 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from shoal.protocol.messages import SCHEDULER, Freeze, NewView, RefuseView, ViewRefused
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Freeze, NewView, RefuseView, ViewRefused
 from shoal.protocol.session_options import SessionOptions
 
 AWAY_S = SessionOptions().thaw_s

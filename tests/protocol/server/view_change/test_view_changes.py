@@ -4,15 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange
-from shoal.protocol.messages import (
-    SCHEDULER,
-    Drain,
-    NewView,
-    Part,
-    Replicate,
-    Request,
-    StateChunk,
-)
+from shoal.protocol.messages.base import SCHEDULER, Part
+from shoal.protocol.messages.membership import Drain, NewView
+from shoal.protocol.messages.replication import Replicate, StateChunk
+from shoal.protocol.messages.requests import Request
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.state.replicas import Replicas
 from shoal.protocol.views import Placement

@@ -6,16 +6,14 @@ import pytest
 
 from shoal.errors import Cancelled, InvalidValue, RunAborted
 from shoal.protocol.machine import Asked, Discard, Received, Resolve, Send, Sink, Ticked
-from shoal.protocol.messages import (
-    SCHEDULER,
-    End,
-    Joined,
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.collective import (
     NeighbourAck,
     NeighbourPiece,
     NeighbourProbe,
-    NewView,
     WorkerLeft,
 )
+from shoal.protocol.messages.membership import End, Joined, NewView
 from shoal.protocol.requests import Cancel, NeighbourExchange
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View

@@ -5,16 +5,9 @@ import pytest
 
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import Asked, Discard, PeerLost, Received, Resolve, Send, Ticked
-from shoal.protocol.messages import (
-    SCHEDULER,
-    HeartbeatSeen,
-    Joined,
-    MissingPieces,
-    NewView,
-    Piece,
-    PieceProbe,
-    WorkerLeft,
-)
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.collective import MissingPieces, Piece, PieceProbe, WorkerLeft
+from shoal.protocol.messages.membership import HeartbeatSeen, Joined, NewView
 from shoal.protocol.requests import Cancel, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View

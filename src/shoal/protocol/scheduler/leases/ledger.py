@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shoal.protocol.messages import Lease, Leased, NotLeased
+from shoal.protocol.messages.membership import Lease, Leased, NotLeased
 from shoal.protocol.views import NodeId
 
 LEASE_MOST = 1 << 20  # the most batches of a lease

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
 from shoal.protocol.machine import Arrival, Discard, Effects, EventTime, Send, Sink
-from shoal.protocol.messages import Part, Replicate, ReplicateAck, StateChunk
+from shoal.protocol.messages.base import Part
 from shoal.protocol.messages.reasons import some_of
+from shoal.protocol.messages.replication import Replicate, ReplicateAck, StateChunk
 from shoal.protocol.server.chains.handshakes import Handshakes
 from shoal.protocol.server.chains.link import Incoming, Link, ReplicationOptions
 from shoal.protocol.server.chains.operations import (

@@ -9,7 +9,7 @@ from math import inf
 import msgspec
 
 from shoal.protocol.machine import Buffers, Effects, Send
-from shoal.protocol.messages import Replicate, ReplicateAck, StateChunk
+from shoal.protocol.messages.replication import Replicate, ReplicateAck, StateChunk
 from shoal.protocol.server.chains.operations import (
     Change,
     Delivery,

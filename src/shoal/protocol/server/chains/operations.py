@@ -13,14 +13,8 @@ import msgspec
 
 from shoal.errors import AccessFailed
 from shoal.protocol.machine import Buffers
-from shoal.protocol.messages import (
-    KEY_BYTES,
-    Part,
-    ReplicaHistory,
-    Replicate,
-    StateChunk,
-    What,
-)
+from shoal.protocol.messages.base import KEY_BYTES, Part
+from shoal.protocol.messages.replication import ReplicaHistory, Replicate, StateChunk, What
 from shoal.protocol.server.state.replica import NONE, Replica
 from shoal.protocol.server.state.request_log import RequestLog
 from shoal.protocol.server.state.shard_store import ShardStore, Staged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shoal.protocol.limits import EARLY_MAX
-from shoal.protocol.messages import Replicate, StateChunk
+from shoal.protocol.messages.replication import Replicate, StateChunk
 from shoal.protocol.server.state.replica import Replica
 
 

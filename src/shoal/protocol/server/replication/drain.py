@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import SCHEDULER, Drain, Drained
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Drain, Drained
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.requests.admission import Admission

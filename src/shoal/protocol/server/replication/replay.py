@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import Part, Replicate, StateChunk
+from shoal.protocol.messages.base import Part
+from shoal.protocol.messages.replication import Replicate, StateChunk
 from shoal.protocol.server.chains.chain import Chains, Stage
 from shoal.protocol.server.chains.operations import Change, Operation
 from shoal.protocol.server.requests.requests import Requests

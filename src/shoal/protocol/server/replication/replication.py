@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from shoal.protocol.machine import Arrival, Discard, Effects, Sink
-from shoal.protocol.messages import (
-    Drain,
-    GroupProgress,
-    Replicate,
-    ReplicateAck,
-    StateChunk,
-    Synced,
-)
+from shoal.protocol.messages.membership import Drain, GroupProgress, Synced
+from shoal.protocol.messages.replication import Replicate, ReplicateAck, StateChunk
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.replication.drain import Drainer
 from shoal.protocol.server.replication.replay import Replayer

@@ -11,7 +11,7 @@ from math import inf
 
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import Replicate
+from shoal.protocol.messages.replication import Replicate
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import Change, Check, Operation
 from shoal.protocol.server.state.replica import NONE, Replica

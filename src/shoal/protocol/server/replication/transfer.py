@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.errors import AccessFailed
 from shoal.protocol.machine import Effects, Note
-from shoal.protocol.messages import ReplicaHistory, SeenRequests, StateChunk
+from shoal.protocol.messages.replication import ReplicaHistory, SeenRequests, StateChunk
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import Chunk, StateTransferOperation
 from shoal.protocol.server.requests.admission import Admission

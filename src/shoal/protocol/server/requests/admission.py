@@ -12,7 +12,8 @@ import msgspec
 
 from shoal.keys import KeyRange
 from shoal.protocol.limits import KEYS_MAX, REPEATS_MAX, WINDOW
-from shoal.protocol.messages import KEY_BYTES, SAME, Part, Probe, Request
+from shoal.protocol.messages.base import KEY_BYTES, SAME, Part
+from shoal.protocol.messages.requests import Probe, Request
 from shoal.protocol.server.state.replica import NONE, Cut, Replica
 from shoal.protocol.server.state.request_log import RequestLog
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId

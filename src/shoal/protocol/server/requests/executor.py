@@ -16,8 +16,9 @@ from itertools import repeat
 
 from shoal.errors import AccessFailed, InvariantBroken
 from shoal.protocol.machine import CopyOnWriteGuard, Effects, Note, Send
-from shoal.protocol.messages import Code, Probe, Reply, Request, What
 from shoal.protocol.messages.reasons import bounded
+from shoal.protocol.messages.replication import What
+from shoal.protocol.messages.requests import Code, Probe, Reply, Request
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import NEW, Change, Operation
 from shoal.protocol.server.requests.checkpointing import Checkpointer

@@ -11,15 +11,10 @@ from __future__ import annotations
 from collections import deque
 
 from shoal.protocol.machine import Effects, Event, Note, Received, Send, Sink, Ticked
-from shoal.protocol.messages import (
-    Computing,
-    Message,
-    Probe,
-    Replicate,
-    ReplicateAck,
-    Request,
-    StatusRequest,
-)
+from shoal.protocol.messages.admin import StatusRequest
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.replication import Replicate, ReplicateAck
+from shoal.protocol.messages.requests import Computing, Probe, Request
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.requests.admission import Admission, lacks
 from shoal.protocol.server.requests.long_work import LongWork

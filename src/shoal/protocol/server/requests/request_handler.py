@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shoal.protocol.limits import REPEATS_MAX, WINDOW
 from shoal.protocol.machine import Effects, EventTrace, Note, Send, Sink
-from shoal.protocol.messages import Computing, Nudge, Probe, Request
-from shoal.protocol.messages.describing import describe
+from shoal.protocol.messages.requests import Computing, Nudge, Probe, Request
 from shoal.protocol.server.requests.admission import TAKEN, Admission, Verdict
 from shoal.protocol.server.requests.executor import Executor
 from shoal.protocol.server.requests.staging import AdmittedRequest, RequestStaging
@@ -64,12 +63,12 @@ class RequestHandler:
             return None
         out.append(Note("landed", {"request": admitted.request}))
         if not self._staging.end_stream(admitted):
-            text = f"fragments of {describe(admitted.request)} were not applied"
+            text = f"fragments of {admitted.request.describe()} were not applied"
             raise self._trace.broken(text)
         return admitted
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
-        out.append(declined(verdict, sender, describe(request)))
+        out.append(declined(verdict, sender, request.describe()))
         if verdict == "seen":
             self._tell_state(sender, request, out)
         elif verdict == "stale":
@@ -97,7 +96,7 @@ class RequestHandler:
         elif verdict == "stale":
             self._executor.reply(out, sender, probe, "stale")
         else:
-            out.append(declined(verdict, sender, describe(probe)))
+            out.append(declined(verdict, sender, probe.describe()))
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
         """Reply with the state of a request; an urgent probe nudges workers that it waits for."""

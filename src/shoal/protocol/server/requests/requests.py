@@ -9,7 +9,8 @@ import msgspec
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.limits import UNREAD_BYTES
 from shoal.protocol.machine import Effects, EventTrace, Send
-from shoal.protocol.messages import Computing, Probe, StatusRequest
+from shoal.protocol.messages.admin import StatusRequest
+from shoal.protocol.messages.requests import Computing, Probe
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.server.requests.checkpointing import Checkpointer

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from shoal.protocol.consistency import cover_group
 from shoal.protocol.machine import Effects, Note, Send
-from shoal.protocol.messages import Reply
+from shoal.protocol.messages.requests import Reply
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import Change, Operation, RoundPushes
 from shoal.protocol.server.requests.admission import Admission

@@ -18,7 +18,8 @@ from shoal.errors import AccessFailed, Refused
 from shoal.keys import KeyRange
 from shoal.protocol.limits import ANSWER_BYTES, WAITING_BYTES
 from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
-from shoal.protocol.messages import SAME, SIZE_BYTES, Request
+from shoal.protocol.messages.base import SAME, SIZE_BYTES
+from shoal.protocol.messages.requests import Request
 from shoal.protocol.server.requests.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.memory import TableMemory

@@ -10,9 +10,8 @@ import msgspec
 from shoal.protocol.consistency import apply_clock, needed
 from shoal.protocol.limits import UNREAD_BYTES
 from shoal.protocol.machine import AwaitRoom, Effects
-from shoal.protocol.messages import Code, Probe, Request
-from shoal.protocol.messages.describing import describe
 from shoal.protocol.messages.reasons import NAMED, some_of
+from shoal.protocol.messages.requests import Code, Probe, Request
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.long_work import LongWork
@@ -279,7 +278,7 @@ class WaitQueue:
         for pull in self.pulls.values():
             if self.ready(pull):
                 yield (
-                    f"{describe(pull.admitted.request)} waits although every worker has reached "
+                    f"{pull.admitted.request.describe()} waits although every worker has reached "
                     f"clock {pull.clock}"
                 )
 

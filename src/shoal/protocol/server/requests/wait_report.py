@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from math import inf
 
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import SCHEDULER, StatusReply, WaitTimes
-from shoal.protocol.messages.describing import asked
+from shoal.protocol.messages.admin import StatusReply
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import WaitTimes
 from shoal.protocol.messages.reasons import Waiting, grouped
 from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.server.requests.wait_queue import WaitQueue
@@ -71,10 +72,10 @@ class WaitReport:
         waits = [
             Waiting(
                 self._workers[request.incarnation].name,
-                asked(request, names),
+                request.describe_for(names),
                 reason or "is about to be answered",
                 now - since,
-                asked(request, names, rows=False),
+                request.describe_for(names, rows=False),
             )
             for request, reason, since in self._wait_queue.waiting(pushes=True)
             if request.incarnation in self._workers

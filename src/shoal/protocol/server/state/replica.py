@@ -8,7 +8,7 @@ import msgspec
 
 from shoal.keys import KeyRange
 from shoal.protocol.limits import KEYS_MAX, KEYS_TOLD_MAX
-from shoal.protocol.messages import Part
+from shoal.protocol.messages.base import Part
 from shoal.protocol.server.state.shard_store import RowStore, Staged
 from shoal.protocol.views import FOREVER, Placement
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.keys import KeyRange
-from shoal.protocol.messages import Code, Part
+from shoal.protocol.messages.base import Part
+from shoal.protocol.messages.requests import Code
 from shoal.protocol.server.state.replica import AppliedPart, Cut
 
 REFUSED = ("refused", "round_closed")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from shoal.errors import ProcessDied, ShoalError
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import SCHEDULER, Freeze, Frozen, NewView, RefuseView, ViewRefused
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import Freeze, Frozen, NewView, RefuseView, ViewRefused
 from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.requests.request_handler import declined
 from shoal.protocol.server.requests.requests import Requests

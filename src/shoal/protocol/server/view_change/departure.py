@@ -13,7 +13,7 @@ from math import inf
 
 from shoal.errors import LeftAlone
 from shoal.protocol.machine import Effects
-from shoal.protocol.messages import Leave
+from shoal.protocol.messages.membership import Leave
 from shoal.protocol.session import Session
 
 CUT_OFF_SHARE = 0.3  # of `farewell_s`

@@ -15,7 +15,8 @@ import msgspec
 from shoal.errors import ShoalError
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Effects, Offload, Offloaded, Send
-from shoal.protocol.messages import SCHEDULER, OpenShards, ShardsOpened
+from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.messages.membership import OpenShards, ShardsOpened
 from shoal.protocol.messages.reasons import bounded
 from shoal.protocol.server.requests.memory import TableMemory
 from shoal.protocol.server.state.shard_store import OpenStore, ShardStore

@@ -16,7 +16,7 @@ from __future__ import annotations
 from math import inf
 
 from shoal.protocol.machine import Effects, EventTime, Note, Send
-from shoal.protocol.messages import NewView, RefuseView, ViewRefused
+from shoal.protocol.messages.membership import NewView, RefuseView, ViewRefused
 from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from shoal.protocol.machine import Effects, Offloaded
-from shoal.protocol.messages import Freeze, NewView, OpenShards, RefuseView, ViewRefused
+from shoal.protocol.messages.membership import Freeze, NewView, OpenShards, RefuseView, ViewRefused
 from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.requests.requests import Requests
 from shoal.protocol.server.state.shard_store import OpenStore

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from math import inf
 
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages import Message, MissingPieces
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.collective import MissingPieces
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.peers.sums import PROBE_S
 

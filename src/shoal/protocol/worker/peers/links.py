@@ -10,7 +10,7 @@ from mmap import mmap
 
 from shoal.protocol.limits import LISTED_MAX
 from shoal.protocol.machine import Arrival, Discard, Effects, Send, Sink
-from shoal.protocol.messages import NeighbourAck, NeighbourPiece, NeighbourProbe
+from shoal.protocol.messages.collective import NeighbourAck, NeighbourPiece, NeighbourProbe
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.peers.sums import LINE_BYTES, PROBE_MAX_S, PROBE_S, Edges, cut
 

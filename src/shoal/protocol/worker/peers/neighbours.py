@@ -16,7 +16,8 @@ from math import inf
 
 from shoal.errors import Cancelled, InvalidValue, ShoalError
 from shoal.protocol.machine import Arrival, Discard, Effects, Note, Outcome, Received, Resolve
-from shoal.protocol.messages import Message, NeighbourAck, NeighbourPiece, NeighbourProbe
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.collective import NeighbourAck, NeighbourPiece, NeighbourProbe
 from shoal.protocol.requests import NeighbourExchange, Neighbourhood, NeighbourValues
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View

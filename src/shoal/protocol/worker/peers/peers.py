@@ -7,15 +7,15 @@ from typing import get_args
 
 from shoal.errors import ShoalError
 from shoal.protocol.machine import Arrival, Asked, Effects, Event, PeerLost, Received, Send, Ticked
-from shoal.protocol.messages import (
-    HeartbeatSeen,
-    Message,
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.collective import (
     NeighbourPiece,
     NeighbourProbe,
     Piece,
     PieceProbe,
     WorkerLeft,
 )
+from shoal.protocol.messages.membership import HeartbeatSeen
 from shoal.protocol.requests import Cancel, FinishWork, NeighbourExchange, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId

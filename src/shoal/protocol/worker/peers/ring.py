@@ -35,14 +35,8 @@ from shoal.protocol.machine import (
     Send,
     Sink,
 )
-from shoal.protocol.messages import (
-    Message,
-    MissingPieces,
-    Piece,
-    PieceProbe,
-    SumAck,
-    WorkerLeft,
-)
+from shoal.protocol.messages.base import Message
+from shoal.protocol.messages.collective import MissingPieces, Piece, PieceProbe, SumAck, WorkerLeft
 from shoal.protocol.requests import Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View

@@ -44,6 +44,12 @@ def jpeg(colour: tuple[int, int, int], size: tuple[int, int] = (32, 32)) -> byte
     return content.getvalue()
 
 
+def png(grey: int, size: tuple[int, int] = (4, 4)) -> bytes:
+    content = io.BytesIO()
+    Image.new("L", size, grey).save(content, "PNG")
+    return content.getvalue()
+
+
 def tar(members: Mapping[str, bytes], folders: Sequence[str] = ("train",)) -> bytes:
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:

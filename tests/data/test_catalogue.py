@@ -12,7 +12,7 @@ from shoal.errors import UnknownName
 
 
 def test_the_registry_lists_the_data_sets_with_a_model_each() -> None:
-    assert list(datasets) == ["cifar10", "cifar10-jpeg", "csv:PATH", "digits", "mnist"]
+    assert list(datasets) == ["cifar10", "csv:PATH", "digits", "images:PATH", "mnist"]
     for name in datasets:
         source = datasets[name]
         assert (source.name, source.default_model in ("mlp", "cnn")) == (name, True)

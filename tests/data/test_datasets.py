@@ -20,9 +20,10 @@ import torch
 from shoal.data import cache
 from shoal.data.catalogue import find_source
 from shoal.data.datasets import MNIST_FILES, Dataset, holdout
+from shoal.data.images import read_images
 from shoal.data.transforms import Scale, Standardise
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue
-from tests.data.files import RAMP, cifar, idx, jpeg, tar, write
+from tests.data.files import RAMP, cifar, idx, jpeg, png, tar, write
 
 # -- small files ---------------------------------------------------------------------------------
 
@@ -259,68 +260,121 @@ def test_the_real_mnist_loads_quickly(tmp_path: Path) -> None:
 # -- cifar10 -------------------------------------------------------------------------------------
 
 
-def test_the_first_images_of_cifar10_will_do(tmp_path: Path) -> None:
-    write_cifar(tmp_path / "cifar10" / "data_first4000_train.bin.gz", [3, 1, 4])
-    write_cifar(tmp_path / "cifar10" / "test_first1000.bin.gz", [1, 5])
-    cifar = load("cifar10", tmp_path, tmp_path / "cache")
-    assert (cifar.train_x.shape, cifar.test_x.shape) == ((3, 3, 32, 32), (2, 3, 32, 32))
-    assert (cifar.train_y.tolist(), cifar.test_y.tolist()) == ([3, 1, 4], [1, 5])
-    assert cifar.train_x[2].unique().tolist() == [4]
-    assert cifar.train_x[torch.tensor([2, 0])].is_contiguous()
-    assert cifar.notes == ("the first 3 training images only",)
+def cifar_tar(*labels: list[int]) -> bytes:
+    """The published tar, with batches of these labels and a test batch of the last."""
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    files = {f"cifar-10-batches-bin/{n}": cifar(ls) for n, ls in zip(names, labels, strict=False)}
+    return tar({**files, "cifar-10-batches-bin/readme.html": b"words"}, folders=())
 
 
-def test_the_whole_of_cifar10_is_preferred(tmp_path: Path) -> None:
-    for number in range(1, 6):
-        write_cifar(tmp_path / "cifar-10-batches-bin" / f"data_batch_{number}.bin", [number])
-    write_cifar(tmp_path / "cifar-10-batches-bin" / "test_batch.bin", [9])
-    write_cifar(tmp_path / "cifar-10-batches-bin" / "data_first4000_train.bin", [0])
-    cifar = load("cifar10", tmp_path, tmp_path / "cache")
-    assert (cifar.train_y.tolist(), cifar.test_y.tolist()) == ([1, 2, 3, 4, 5], [9])
-    assert cifar.notes == ()
+@pytest.mark.parametrize("form", ["files", "tar"])
+def test_cifar10_is_files_or_the_published_tar(tmp_path: Path, form: str) -> None:
+    batches = [[1], [2], [3, 3], [4], [5], [9, 8]]
+    if form == "tar":
+        write(tmp_path / "cifar10" / "cifar-10-binary.tar.gz", cifar_tar(*batches))
+    else:
+        for number, labels in enumerate(batches[:-1], 1):
+            name = f"data_batch_{number}.bin"
+            write(tmp_path / "cifar-10-batches-bin" / name, cifar(labels))
+        write(tmp_path / "cifar-10-batches-bin" / "test_batch.bin.gz", cifar(batches[-1]))
+    found = load("cifar10", tmp_path, tmp_path / "cache")
+    assert (found.train_y.tolist(), found.test_y.tolist()) == ([1, 2, 3, 3, 4, 5], [9, 8])
+    assert (found.train_x.shape, found.test_x.shape) == ((6, 3, 32, 32), (2, 3, 32, 32))
+    assert found.train_x[4].flatten()[:3].tolist() == [4, 5, 6]
+    assert found.test_x[1].flatten()[:3].tolist() == [8, 9, 10]
+    assert found.train_x[torch.tensor([2, 0])].is_contiguous()
+    assert found.notes == ("the first 6 training images only",)
 
 
 def test_a_half_present_or_missing_cifar10_is_named(tmp_path: Path) -> None:
-    for name in ("cifar10", "cifar10-jpeg"):
-        with pytest.raises(DataMissing, match=rf"(?s)no files of {name} in .*/cifar10 \(no such"):
-            load(name, tmp_path, tmp_path / "cache")
-    write_cifar(tmp_path / "data_first4000_train.bin.gz", [1])
-    with pytest.raises(DataMissing, match=r"gz but not test_first1000.bin\[.gz\]"):
+    with pytest.raises(DataMissing, match=r"(?s)no files of cifar10 in .*/cifar10 \(no such"):
+        load("cifar10", tmp_path, tmp_path / "cache")
+    write_cifar(tmp_path / "data_batch_1.bin", [1])
+    with pytest.raises(DataMissing, match=r"has data_batch_1.bin but not data_batch_2.bin\[.gz\]"):
         load("cifar10", tmp_path, tmp_path / "cache")
 
 
-def test_cifar10_jpegs_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "SMALLEST_BYTES", 1)
-    pictures = dict.fromkeys(["train/00002_7.jpg", "train/00000_1.jpg"], jpeg((200, 100, 50)))
-    write(tmp_path / "jpeg_train50000.tar.gz", tar(pictures, folders=()))
-    write_cifar(tmp_path / "test_first1000.bin.gz", [6])
+def test_a_published_tar_without_a_batch_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "cifar-10-binary.tar", cifar_tar([1], [2]))
+    with pytest.raises(DataCorrupt, match=r"no data_batch_3.bin, .*test_batch.bin in this tar"):
+        load("cifar10", tmp_path, tmp_path / "cache")
 
-    first = load("cifar10-jpeg", tmp_path, tmp_path / "cache")
-    monkeypatch.setattr("shoal.data.datasets.read_jpeg_tar", None)
-    for jpegs in (first, load("cifar10-jpeg", tmp_path, tmp_path / "cache")):
-        assert (jpegs.train_y.tolist(), jpegs.test_y.tolist()) == ([1, 7], [6])
-        assert jpegs.train_x.shape == (2, 3, 32, 32)
-        assert abs(jpegs.train_x[0, 0].float().mean().item() - 200) < 5
+
+# -- images --------------------------------------------------------------------------------------
+
+
+def test_images_are_decoded_once_and_again_when_one_is_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "SMALLEST_BYTES", 1)
+    for name, colour in (("cat/1.jpg", (200, 9, 9)), ("dog/2.jpg", (9, 9, 200))):
+        write(tmp_path / "pets" / "train" / name, jpeg(colour))
+        write(tmp_path / "pets" / "test" / name, jpeg(colour))
+    name = f"images:{tmp_path / 'pets'}"
+    first = load(name, tmp_path, tmp_path / "cache")
+    with monkeypatch.context() as patched:
+        patched.setattr("shoal.data.datasets.read_images", None)
+        again = load(name, tmp_path, tmp_path / "cache")
+    for found in (first, again):
+        assert (found.train_y.tolist(), found.test_y.tolist()) == ([0, 1], [0, 1])
+        assert found.train_x.shape == (2, 3, 32, 32)
+        assert abs(found.train_x[0, 0].float().mean().item() - 200) < 5
+        assert (found.classes, found.notes) == (2, ())
+    write(tmp_path / "pets" / "train" / "cat" / "3.jpg", jpeg((1, 2, 3)))
+    assert load(name, tmp_path, tmp_path / "cache").train_y.tolist() == [0, 0, 1]
+
+
+def test_a_fifth_of_each_class_is_held_out_without_test_images(tmp_path: Path) -> None:
+    members = {f"{'ab'[i % 2]}/{i:03d}.png": png(i) for i in range(40)}
+    write(tmp_path / "images" / "letters.tar.gz", tar(members, folders=("a", "b")))
+    found = load("images:letters.tar.gz", tmp_path, tmp_path / "cache")
+    assert (len(found.train_y), len(found.test_y)) == (32, 8)
+    assert found.test_y.tolist().count(0) == 4
+    assert found.train_x.shape == (32, 1, 4, 4)
+    seen = {int(x[0, 0, 0]) for part in (found.train_x, found.test_x) for x in part}
+    assert seen == set(range(40))
+    assert found.notes == ("a fifth of each class is for test",)
+    again = load("images:letters.tar.gz", tmp_path, tmp_path / "cache")
+    assert torch.equal(again.test_x, found.test_x)
+
+
+def test_images_that_are_nowhere_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataMissing, match=r"(?s)no such folder or tar.*/images/pets"):
+        load("images:pets", tmp_path, tmp_path / "cache")
 
 
 def test_the_real_cifar10_and_its_jpegs_are_the_same_pictures(tmp_path: Path) -> None:
     folder = real("cifar10")
-    cifar = load("cifar10", folder, tmp_path)
-    assert (len(cifar.train_x), len(cifar.test_x)) == (4000, 1000)
-    # Decoding all the JPEGs takes long: the first hundred tell whether index, label and planes fit.
-    with tarfile.open(folder / "cifar10" / "jpeg_train50000.tar.gz") as whole:
-        members = [whole.next() for _ in range(100)]
-        with tarfile.open(tmp_path / "jpeg_train50000.tar", "w") as some:
-            for member in members:
-                assert member is not None
-                some.addfile(member, whole.extractfile(member))
-    (tmp_path / "test_first1000.bin.gz").symlink_to(
-        (folder / "cifar10" / "test_first1000.bin.gz").absolute()
-    )
-    jpegs = load("cifar10-jpeg", tmp_path, tmp_path / "cache")
-    assert torch.equal(jpegs.train_y, cifar.train_y[: len(jpegs.train_y)])
-    error = (jpegs.train_x.float() - cifar.train_x[: len(jpegs.train_x)].float()).abs().mean()
-    assert error < 8
+    whole = load("cifar10", folder, tmp_path)
+    assert (len(whole.train_x), len(whole.test_x)) == (4000, 1000)
+    classes = [
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ]
+    # Decoding all the JPEGs takes long: the first hundred tell whether label and planes fit.
+    with (
+        tarfile.open(folder / "cifar10" / "cifar10-images.tar.gz") as published,
+        tarfile.open(tmp_path / "some.tar", "w") as some,
+    ):
+        for member in published:
+            if member.isfile() and member.name.rpartition("/")[2] < "00100.jpg":
+                some.addfile(member, published.extractfile(member))
+    images = read_images(tmp_path / "some.tar")
+    with tarfile.open(tmp_path / "some.tar") as some:
+        order = [int(name[-9:-4]) for name in sorted(some.getnames())]
+    assert [classes[label] for label in images["label"]] == [
+        classes[int(whole.train_y[at])] for at in order
+    ]
+    pixels = torch.from_numpy(np.ascontiguousarray(images["pixels"])).float()
+    assert (pixels - whole.train_x[order].float()).abs().mean() < 8
 
 
 # -- csv -----------------------------------------------------------------------------------------
@@ -358,7 +412,7 @@ def test_a_csv_file_without_two_classes_or_a_path_is_refused(tmp_path: Path) -> 
     with pytest.raises(InvalidValue, match="all rows are of class '7'"):
         load("csv:t.csv", tmp_path)
     for name in ("csv:", "csv:PATH"):
-        with pytest.raises(InvalidValue, match="put the file's path"):
+        with pytest.raises(InvalidValue, match="put the path"):
             find_source(name)
 
 

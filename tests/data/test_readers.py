@@ -18,11 +18,10 @@ from shoal.data.readers import (
     read_cifar,
     read_csv,
     read_idx,
-    read_jpeg_tar,
     split_records,
 )
 from shoal.errors import DataCorrupt, DataMissing
-from tests.data.files import cifar, idx, jpeg, tar, write
+from tests.data.files import cifar, idx, write
 
 # -- bytes ---------------------------------------------------------------------------------------
 
@@ -154,60 +153,6 @@ def test_a_damaged_cifar_file_is_named_with_the_offset(tmp_path: Path) -> None:
             read_cifar(write(path, cifar([1, 2])[:length]))
     with pytest.raises(DataCorrupt, match=rf"at byte {2 * CIFAR_RECORD}: sample 2 has label 10"):
         read_cifar(write(path, cifar([1, 2, 10, 11])))
-
-
-# -- JPEGs ---------------------------------------------------------------------------------------
-
-
-RED, BLUE = jpeg((250, 0, 0)), jpeg((0, 0, 250))
-FIRST = 1024  # where the first member's content begins: after two headers
-
-
-@pytest.mark.parametrize("name", ["jpegs.tar", "jpegs.tar.gz"])
-def test_jpegs_come_in_the_order_of_their_indices(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name, tar({"train/00007_2.jpg": BLUE, "./train/00003_5.jpg": RED}))
-    images, labels = split_records(read_jpeg_tar(path))
-    assert labels.tolist() == [5, 2]
-    assert images.shape == (2, 3, 32, 32)
-    assert np.abs(images.mean((2, 3)) - [[250, 0, 0], [0, 0, 250]]).max() < 5
-
-
-@pytest.mark.parametrize(
-    ("members", "says"),
-    [
-        ({}, "at byte 0: no train/IIIII_L.jpg"),
-        ({"train/1.jpg": RED}, f"at byte {FIRST}: member 'train/1.jpg' is not named"),
-        ({"../00001_1.jpg": RED}, f"at byte {FIRST}: member '../00001_1.jpg' is not named"),
-        ({"train/00001_1.jpg": b"rubbish"}, f"at byte {FIRST}: .* is not a whole JPEG"),
-        ({"train/00001_1.jpg": RED[:-100]}, f"at byte {FIRST}: .* is not a whole JPEG"),
-        ({"train/00001_1.jpg": b""}, f"at byte {FIRST}: .* is not a whole JPEG"),
-        ({"train/00001_1.jpg": jpeg((1, 2, 3), (16, 8))}, f"at byte {FIRST}: .* is 16x8 pixels"),
-        ({"train/00001_1.jpg": RED, "train/00001_2.jpg": RED}, "is the second with index 1"),
-    ],
-)
-def test_a_tar_of_other_things_is_refused(
-    tmp_path: Path, members: dict[str, bytes], says: str
-) -> None:
-    with pytest.raises(DataCorrupt, match=f"bad.tar: .*{says}"):
-        read_jpeg_tar(write(tmp_path / "bad.tar", tar(members)))
-
-
-def test_a_truncated_tar_is_never_taken_for_a_shorter_one(tmp_path: Path) -> None:
-    whole = tar({"train/00000_1.jpg": RED, "train/00001_2.jpg": BLUE})
-    end = FIRST + -(-len(RED) // 512) * 512 + 512 + -(-len(BLUE) // 512) * 512
-    path = tmp_path / "cut.tar"
-    for length in [*range(0, end + 512, 97), FIRST, FIRST + 1, end, end + 511]:
-        with pytest.raises(DataCorrupt, match=r"cut.tar: at byte \d+: "):
-            read_jpeg_tar(write(path, whole[:length]))
-    assert len(read_jpeg_tar(write(path, whole[: end + 512]))) == 2
-
-
-def test_a_damaged_tar_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
-    whole = bytearray(tar({"train/00000_1.jpg": RED, "train/00001_2.jpg": BLUE}))
-    second = FIRST + -(-len(RED) // 512) * 512
-    whole[second + 150] ^= 0xFF  # in the header's checksum
-    with pytest.raises(DataCorrupt, match=f"at byte {second}: "):
-        read_jpeg_tar(write(tmp_path / "bad.tar", whole))
 
 
 # -- CSV -----------------------------------------------------------------------------------------

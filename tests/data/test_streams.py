@@ -21,7 +21,8 @@ from shoal.apps.ctr.readers import Reader
 from shoal.apps.word2vec.corpus import Corpus, read_lines
 from shoal.apps.word2vec.vectors import pairs_in, questions_in
 from shoal.data import streams
-from shoal.data.readers import read_cifar, read_csv, read_idx, read_jpeg_tar
+from shoal.data.images import read_images
+from shoal.data.readers import read_cifar, read_csv, read_idx
 from shoal.data.streams import LINE_BYTES_MAX, blocks, lines, opened, pieces
 from shoal.errors import DataCorrupt, InvalidValue
 from shoal.reports.events import read_events
@@ -186,7 +187,7 @@ READERS: list[tuple[str, Callable[[Path], Any], str, int]] = [
     ("job.toml", load_job, "no job file: it has more than 1048576 bytes", PEAK_MIB),
     ("idx.gz", read_idx, "at byte 40: more bytes than shape", PEAK_MIB),
     ("cifar.gz", read_cifar, "longer than 184380000 bytes", 2 * 176),
-    ("jpegs.tar.gz", read_jpeg_tar, "longer than 536870912 bytes", 600),
+    ("jpegs.tar.gz", read_images, "longer than 536870912 bytes", 600),
 ]  # fmt: skip
 
 

@@ -209,8 +209,8 @@ def _write_data(folder: Path) -> None:
     data_files.write(data / "images.idx", data_files.idx((30, 8, 8)))
     data_files.write(data / "images.idx.gz", data_files.idx((30, 8, 8)))
     data_files.write(data / "cifar.bin", data_files.cifar([1, 2, 3]))
-    members = {f"train/{i:05d}_{i}.jpg": data_files.jpeg((i, 0, 0)) for i in range(3)}
-    data_files.write(data / "jpegs.tar", data_files.tar(members))
+    members = {f"{i}/{i:05d}.jpg": data_files.jpeg((i, 0, 0)) for i in range(3)}
+    data_files.write(data / "images.tar", data_files.tar(members))
     data_files.write(data / "large.idx", data_files.idx((300, 30, 30)))
     kept(folder / "cache", data / "large.idx", read_idx)
     libsvm = "\n".join(f"{i % 2} {i}:1.5 {i * 7}:0.25" for i in range(40))

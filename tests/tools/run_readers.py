@@ -31,7 +31,8 @@ from shoal.cli.training import job_values
 from shoal.client.places import read_address, token_at
 from shoal.data.cache import kept
 from shoal.data.datasets import load_csv
-from shoal.data.readers import read_cifar, read_idx, read_jpeg_tar
+from shoal.data.images import read_images
+from shoal.data.readers import read_cifar, read_idx
 from shoal.engines.local import reported
 from shoal.engines.roles import restored
 from shoal.errors import ProcessDied, ShoalError
@@ -292,7 +293,7 @@ KINDS: dict[str, Kind] = {
     ),
     "data, IDX": Kind("data/images.idx*", (of_file(read_idx),)),
     "data, CIFAR-10": Kind("data/cifar.bin", (of_file(read_cifar),)),
-    "data, JPEGs": Kind("data/jpegs.tar", (of_file(read_jpeg_tar),)),
+    "data, images": Kind("data/images.tar", (of_file(read_images),)),
     "data, decoded": Kind(
         "cache/*.npy",
         (of_run(lambda run: kept(run / "cache", run / "data" / "large.idx", read_idx)),),

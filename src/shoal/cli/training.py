@@ -27,7 +27,7 @@ from shoal.runs.trust import check_job_file
 @as_json
 @click.option("--next-steps", is_flag=True, hidden=True)
 def train(job: str | None, as_json: bool, next_steps: bool, trust: bool, **options: Any) -> None:
-    """Train on a data set by name (digits, mnist, cifar10, csv:PATH), or as JOB.toml says.
+    """Train on a data set (digits, mnist, cifar10, images:PATH, csv:PATH), or as JOB.toml says.
 
     Options override the file. A scheduler, servers and workers start as processes of this machine;
     the results are in a folder under --out.

@@ -34,16 +34,16 @@ def kept(
 ) -> npt.NDArray[Any]:
     """Return `decode(source)`, the array in a file; from the cache `folder` if that has it.
 
-    The key is the source's path, size and time of change: an edited file is decoded again, and its
-    old array removed. A file of the cache has its checksum in its name; if it differs, the source
-    is decoded again. A cache that cannot be written or read, or in which another user can write, is
-    not used: it only saves time. The array is writable, but writing to it changes no file.
+    The key is the source's path, size and time of change, of a folder those of all its files: what
+    was edited is decoded again, and its old array removed. A file of the cache has its checksum in
+    its name; if it differs, the source is decoded again. A cache that cannot be written or read, or
+    in which another user can write, is not used: it only saves time. The array is writable, but
+    writing to it changes no file.
     """
-    status = source.stat()
-    if status.st_size < SMALLEST_BYTES or not _is_private(folder):
+    nbytes, version = _state(source)
+    if nbytes < SMALLEST_BYTES or not _is_private(folder):
         return decode(source)
     place = f"{source.name}.{_digest(str(source.resolve()))}"
-    version = _digest(FORMAT, str(status.st_size), str(status.st_mtime_ns))
     for found in folder.glob(f"{escape(place)}-{version}-*.npy"):
         with contextlib.suppress(*NOT_ARRAYS):
             whole = zlib.crc32(np.memmap(found, np.uint8, "r").data)
@@ -65,6 +65,14 @@ def kept(
         if old != target:
             old.unlink(missing_ok=True)
     return array
+
+
+def _state(source: Path) -> tuple[int, str]:
+    """Return the bytes of a file, or of a folder's files, and a digest that tells edits."""
+    files = sorted(source.rglob("*")) if source.is_dir() else [source]
+    found = [(str(each), each.stat()) for each in files if each.is_file()]
+    words = [w for name, s in found for w in (name, str(s.st_size), str(s.st_mtime_ns))]
+    return sum(status.st_size for _, status in found), _digest(FORMAT, *words)
 
 
 @cache

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shoal.data.datasets import Dataset
 
 CSV_SUFFIXES = (".csv", ".csv.gz")
+KINDS = ("csv", "images")  # of data sets that are named by a path, KIND:PATH
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ for _name, _summary, _function, _model in (
     ("digits", "8x8 handwritten digits, 1438 + 359; comes with scikit-learn", "digits", "mlp"),
     ("mnist", "28x28 handwritten digits, 60000 + 10000", "mnist", "mlp"),
     ("cifar10", "32x32 colour images of 10 classes, binary layout", "cifar10", "cnn"),
-    ("cifar10-jpeg", "CIFAR-10's 50000 training images as JPEGs", "cifar10_jpeg", "cnn"),
+    ("images:PATH", "JPEG or PNG images, a folder for each class; or a tar", "images", "cnn"),
     ("csv:PATH", "a numeric CSV file (or .csv.gz), the class last", "csv", "mlp"),
 ):
     datasets.add(
@@ -56,17 +57,19 @@ for _name, _summary, _function, _model in (
 
 
 def find_source(name: str) -> DatasetSource:
-    """Return the source that `name` means; make one for `csv:PATH` or the path of a .csv file.
+    """Return the source that `name` means; make one for `KIND:PATH` or the path of a .csv file.
 
     Raises:
         UnknownName: no data set is called so; the text lists the known ones.
-        InvalidValue: `csv:` without a path, or a file of Python without a function.
+        InvalidValue: `csv:` or `images:` without a path, or a file of Python without a function.
     """
     if (file := name.removesuffix(":")).endswith(".py"):
         raise InvalidValue(f"{file} has functions: say which one returns the data, {file}:FUNCTION")
-    path = name.removeprefix("csv:")
-    if path == name and not name.endswith(CSV_SUFFIXES):
+    kind, colon, path = name.partition(":")
+    if not colon and name.endswith(CSV_SUFFIXES):
+        kind, path = "csv", name
+    if kind not in KINDS:
         return datasets[name]
     if path in ("", "PATH"):
-        raise InvalidValue("csv:PATH: put the file's path after the colon")
-    return replace(datasets["csv:PATH"], name=name, path=path)
+        raise InvalidValue(f"{kind}:PATH: put the path after the colon")
+    return replace(datasets[f"{kind}:PATH"], name=name, path=path)

@@ -2,8 +2,8 @@
 
     digits         comes with scikit-learn, needs no file and no network
     mnist          four IDX files, downloaded where they are nowhere
-    cifar10        the binary layout
-    cifar10-jpeg   the same training images from a tar of JPEGs (lossy)
+    cifar10        the binary layout, as files or as the published tar
+    images:PATH    a folder or a tar of JPEG and PNG images, with a folder for each class
     csv:PATH       a numeric CSV file whose last column is the class
 
 Samples keep the dtype that they are stored in (images are bytes); `Dataset.transform` turns a
@@ -26,12 +26,15 @@ import torch
 from torch import Tensor
 
 from shoal.data.cache import kept
+from shoal.data.images import read_images
 from shoal.data.readers import (
+    CIFAR_TEST,
+    CIFAR_TRAIN,
     check_labels,
     read_cifar,
+    read_cifar_tar,
     read_csv,
     read_idx,
-    read_jpeg_tar,
     split_records,
 )
 from shoal.data.streams import corrupt
@@ -49,10 +52,7 @@ MNIST_FILES = {  # name of the gzip file without its suffix -> its sha256
     "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
 }
 DOWNLOAD_TIMEOUT_S = 20
-CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
-CIFAR_TEST = "test_batch.bin"
-CIFAR_TRAIN_HEAD, CIFAR_TEST_HEAD = "data_first4000_train.bin", "test_first1000.bin"
-CIFAR_JPEGS = "jpeg_train50000.tar"
+CIFAR_TAR, CIFAR_IMAGES = "cifar-10-binary.tar", 50_000  # training images
 DIGITS_SPLIT_SEED = 0  # fixed: accuracies of different runs are of the same test samples
 TEST_FRACTION = 0.2
 
@@ -125,10 +125,9 @@ def _missing(
     looked = "\n".join(
         f"  {place}{'' if place.is_dir() else ' (no such folder)'}" for place in places
     )
-    folder = name.removesuffix("-jpeg")
     return DataMissing(
         f"no files of {name} in any of the places looked at:\n{looked}\n{more}"
-        f"Give a folder that has {', '.join(files)} in it or in its sub-folder {folder}/:"
+        f"Give a folder that has {', '.join(files)} in it or in its sub-folder {name}/:"
         f" SHOAL_DATA=FOLDER in the environment or --data-dir FOLDER"
     )
 
@@ -236,42 +235,59 @@ def _download_mnist(cache: Path, places: Sequence[Path]) -> dict[str, Path]:
 
 def load_cifar10(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False) -> Dataset:
     places = _places(data_dirs, "cifar10", "cifar-10-batches-bin")
-    whole, head = [*CIFAR_TRAIN, CIFAR_TEST], [CIFAR_TRAIN_HEAD, CIFAR_TEST_HEAD]
-    found = _find(places, whole, head)
+    found = _find(places, [*CIFAR_TRAIN, CIFAR_TEST], [CIFAR_TAR])
     if found is None:
         names = [f"{CIFAR_TRAIN[0]} to {CIFAR_TRAIN[-1]} and {CIFAR_TEST}"]
-        names.append(f"or {' and '.join(head)} (plain or .gz)")
+        names.append(f"or {CIFAR_TAR} (plain or .gz)")
         raise _missing("cifar10", places, names)
     cache = data_dirs[-1] / "cifar10"
-    parts = [_decoded(cache, path, read_cifar) for path in found.values()]
-    train = parts[0] if len(parts) == 2 else np.concatenate(parts[:-1])
-    notes = () if len(parts) > 2 else (f"the first {len(train)} training images only",)
-    return _cifar_dataset("cifar10", train, parts[-1], notes)
-
-
-def load_cifar10_jpeg(
-    data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False
-) -> Dataset:
-    places = _places(data_dirs, "cifar10")
-    train, cache = _find(places, [CIFAR_JPEGS]), data_dirs[-1] / "cifar10"
-    test = _find(places, [CIFAR_TEST], [CIFAR_TEST_HEAD])
-    if train is None or test is None:
-        files = [CIFAR_JPEGS, f"and {CIFAR_TEST} or {CIFAR_TEST_HEAD} (plain or .gz)"]
-        raise _missing("cifar10-jpeg", places, files)
-    train_path, test_path = train[CIFAR_JPEGS], *test.values()
-    return _cifar_dataset(
-        "cifar10-jpeg",
-        _decoded(cache, train_path, read_jpeg_tar),
-        _decoded(cache, test_path, read_cifar),
-        ("the training images are JPEGs: accuracies do not compare with published ones",),
-    )
-
-
-def _cifar_dataset(
-    name: str, train: npt.NDArray[Any], test: npt.NDArray[Any], notes: tuple[str, ...]
-) -> Dataset:
+    if archive := found.get(CIFAR_TAR):
+        images = _decoded(cache, archive, read_cifar_tar)
+        return _of_images("cifar10", images, images["test"], 10, _first(images["test"]))
+    *train, test = (_decoded(cache, path, read_cifar) for path in found.values())
     # The images stay views into the records: a batch of them is contiguous all the same.
-    return _dataset(name, split_records(train), split_records(test), 10, Scale(1 / 255), notes)
+    parts = split_records(np.concatenate(train)), split_records(test)
+    return _dataset("cifar10", *parts, 10, Scale(1 / 255), _first(np.zeros(len(parts[0][0]))))
+
+
+def _first(test: npt.NDArray[Any]) -> tuple[str, ...]:
+    """Return the note on a part of CIFAR-10; none for all of it."""
+    train = len(test) - int(test.sum())
+    return () if train == CIFAR_IMAGES else (f"the first {train} training images only",)
+
+
+def load_images(
+    path_text: str, data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = False
+) -> Dataset:
+    places = [Path.cwd(), *_places(data_dirs, "images")]
+    found = next((path for place in places if (path := place / path_text).exists()), None)
+    if found is None:
+        looked = "\n".join(f"  {place / path_text}" for place in dict.fromkeys(places))
+        raise DataMissing(f"no such folder or tar of images; looked at:\n{looked}")
+    images = kept(data_dirs[-1] / "images", found, read_images)
+    test, notes = images["test"], tuple[str, ...]()
+    if not test.any():
+        with naming(found):
+            _, held = holdout(images["label"], TEST_FRACTION, seed)
+        test, notes = np.isin(np.arange(len(test)), held), ("a fifth of each class is for test",)
+    return _of_images(f"images:{path_text}", images, test, int(images["label"].max()) + 1, notes)
+
+
+def _of_images(
+    name: str,
+    images: npt.NDArray[Any],
+    test: npt.NDArray[np.bool_],
+    classes: int,
+    notes: tuple[str, ...],
+) -> Dataset:
+    """Return the data set of `samples`; in order, training images are views into them."""
+    last = len(test) - int(test.sum())
+    if test[last:].all():
+        train, tests = images[:last], images[last:]
+    else:
+        train, tests = images[~test], images[test]
+    parts = [(each["pixels"], each["label"]) for each in (train, tests)]
+    return _dataset(name, parts[0], parts[1], classes, Scale(1 / 255), notes)
 
 
 def load_csv(

@@ -1,4 +1,4 @@
-"""File formats: IDX, CIFAR-10 binary, a tar of JPEGs, numeric CSV.
+"""File formats: IDX, CIFAR-10 binary (files, or a tar of them), numeric CSV.
 
 Every reader takes plain or gzip files (told by content, not by name), checks all that the format
 lets it check, and raises `DataCorrupt` with the file and the byte offset, or the line and column.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import tarfile
 from array import array
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ import numpy.typing as npt
 
 from shoal.data.streams import BLOCK_BYTES, corrupt, is_gunzipped, lines, opened
 from shoal.errors import DataCorrupt
-from shoal.extras import require
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -34,8 +32,9 @@ IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_RECORD = 1 + prod(CIFAR_SHAPE)  # a label byte, then the planes
 CIFAR_BYTES_MAX = 60_000 * CIFAR_RECORD  # bytes of a file: CIFAR-10 has so many images
-TAR_BYTES_MAX = 512 << 20  # bytes of the tar of JPEGs: 50,000 take 125 MiB
-JPEG_NAME = re.compile(r"train/(\d{5})_(\d)\.jpg")
+TAR_BYTES_MAX = 512 << 20  # bytes of a tar, decompressed
+CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+CIFAR_TEST = "test_batch.bin"
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -128,22 +127,49 @@ def read_idx(path: Path, *, dims: int | None = None) -> npt.NDArray[Any]:
 
 def read_cifar(path: Path) -> Bytes:
     """Read the records of a CIFAR-10 binary file, shape (n, 3073), for `split_records`."""
-    data = read_bytes(path, CIFAR_BYTES_MAX)
+    return _records(path, read_bytes(path, CIFAR_BYTES_MAX))
+
+
+def _records(path: Path, data: bytes | bytearray, offset: int = 0) -> Bytes:
+    """Return the records that begin at a place of a file."""
     whole, rest = divmod(len(data), CIFAR_RECORD)
     if rest or not whole:
         corrupt(
             path,
             f"record {whole} has {rest} of {CIFAR_RECORD} bytes (truncated?)",
-            byte=whole * CIFAR_RECORD,
+            byte=offset + whole * CIFAR_RECORD,
         )
     records = np.frombuffer(data, np.uint8).reshape(whole, CIFAR_RECORD)
-    check_labels(path, records[:, 0], 10, stride=CIFAR_RECORD)
+    check_labels(path, records[:, 0], 10, header=offset, stride=CIFAR_RECORD)
     return records
 
 
 def split_records(records: Bytes) -> tuple[Bytes, Bytes]:
     """Return (images (n, 3, 32, 32), labels (n,)) as views of CIFAR-10 records."""
     return records[:, 1:].reshape(len(records), *CIFAR_SHAPE), records[:, 0]
+
+
+def read_cifar_tar(path: Path) -> npt.NDArray[Any]:
+    """Read the records in a tar of CIFAR-10's binary layout, as it is published, as `samples`."""
+    parts: dict[str, Bytes] = {}
+    for name, offset, content in tar_files(path):
+        file = name.rpartition("/")[2]
+        if file in (*CIFAR_TRAIN, CIFAR_TEST):
+            parts[file] = _records(path, content, offset)
+    if lacking := [name for name in (*CIFAR_TRAIN, CIFAR_TEST) if name not in parts]:
+        corrupt(path, f"no {', '.join(lacking)} in this tar", byte=0)
+    records = np.concatenate([parts[name] for name in (*CIFAR_TRAIN, CIFAR_TEST)])
+    images, labels = split_records(records)
+    test = np.arange(len(labels)) >= len(labels) - len(parts[CIFAR_TEST])
+    return samples(labels, test, images)
+
+
+def samples(labels: npt.ArrayLike, test: npt.ArrayLike, pixels: Bytes) -> npt.NDArray[Any]:
+    """Return images in one array, which a cache can keep: their fields are label, test, pixels."""
+    kind = [("label", "<i8"), ("test", "?"), ("pixels", "u1", pixels.shape[1:])]
+    found = np.empty(len(pixels), np.dtype(kind))
+    found["label"], found["test"], found["pixels"] = labels, test, pixels
+    return found
 
 
 def check_labels(
@@ -160,33 +186,10 @@ def check_labels(
         )
 
 
-# -- JPEGs ---------------------------------------------------------------------------------------
+# -- tar -----------------------------------------------------------------------------------------
 
 
-def read_jpeg_tar(path: Path) -> Bytes:
-    """Read a tar of 32x32 JPEGs named `train/IIIII_L.jpg` (index, label) as CIFAR-10 records.
-
-    The records are in the order of their indices, which need not be contiguous. Decoding is lossy
-    in the last bit: two builds of libjpeg may differ by one in a pixel.
-    """
-    found: dict[int, Bytes] = {}
-    for name, offset, content in _tar_files(path):
-        match = JPEG_NAME.fullmatch(name)
-        if match is None:
-            corrupt(path, f"member {name!r} is not named train/IIIII_L.jpg", byte=offset)
-        index, label = int(match[1]), int(match[2])
-        if index in found:
-            corrupt(path, f"member {name!r} is the second with index {index}", byte=offset)
-        record = np.empty(CIFAR_RECORD, np.uint8)
-        record[0] = label
-        record[1:] = _decode_jpeg(path, name, offset, content).ravel()
-        found[index] = record
-    if not found:
-        corrupt(path, "no train/IIIII_L.jpg in this tar", byte=0)
-    return np.stack([found[index] for index in sorted(found)])
-
-
-def _tar_files(path: Path) -> Iterator[tuple[str, int, bytes]]:
+def tar_files(path: Path) -> Iterator[tuple[str, int, bytes]]:
     """Yield (name, offset of the content, content) of each plain file in the tar."""
     data = read_bytes(path, TAR_BYTES_MAX)
     offset = 0
@@ -209,21 +212,6 @@ def _tar_files(path: Path) -> Iterator[tuple[str, int, bytes]]:
                 corrupt(path, "no tar header and no end mark here (truncated?)", byte=offset)
     except tarfile.TarError as error:
         corrupt(path, f"not a whole tar file ({error})", byte=offset)
-
-
-def _decode_jpeg(path: Path, name: str, offset: int, content: bytes) -> Bytes:
-    require("PIL", "a data set of JPEG images")
-    from PIL import Image  # slow to import, and few runs need it
-
-    try:
-        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
-            if image.size != CIFAR_SHAPE[1:]:  # before it is decoded, into any amount of memory
-                width, height = image.size
-                corrupt(path, f"{name!r} is {width}x{height} pixels, not 32x32", byte=offset)
-            pixels = np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        corrupt(path, f"{name!r} is not a whole JPEG ({error})", byte=offset)
-    return pixels.transpose(2, 0, 1)
 
 
 # -- CSV -----------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class JobSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A training job. Field names are flags with `-` for `_`, and keys of a TOML file."""
 
     # fmt: off
-    data: Annotated[str, option("Data", "data set: digits, mnist, cifar10, csv:PATH, or FILE.py:FUNCTION (MODULE:FUNCTION) that returns train_x, train_y, test_x, test_y; here, or as the argument DATA")] = "digits"
+    data: Annotated[str, option("Data", "data set: digits, mnist, cifar10, images:PATH, csv:PATH, or FILE.py:FUNCTION (MODULE:FUNCTION) that returns train_x, train_y, test_x, test_y; here, or as the argument DATA")] = "digits"
     data_dir: Annotated[str, option("Data", "folder that is searched first for data sets")] = ""
     assignment: Annotated[str, option("Data", "how samples are split among workers: iid, noniid, or static:2,1,1")] = "iid"
     block_size: Annotated[int, option("Data", "samples that stay together in a split", ge=1)] = 16

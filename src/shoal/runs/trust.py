@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.data.catalogue import KINDS
 from shoal.errors import NotTrusted
 from shoal.ownership import others_may_write, others_owner
 from shoal.storage.run_folder import RunFolder
@@ -40,7 +41,7 @@ def code_of(values: Mapping[str, Any]) -> dict[str, str]:
 def names_code(text: str) -> bool:
     """Return whether a model, data set or strategy is importable, not a name."""
     module, function, _ = text.partition(":")
-    return bool(function) and module != "csv"
+    return bool(function) and module not in KINDS
 
 
 def told(code: Mapping[str, str]) -> str:

@@ -283,7 +283,7 @@ def test_cifar10_is_files_or_the_published_tar(tmp_path: Path, form: str) -> Non
     assert found.train_x[4].flatten()[:3].tolist() == [4, 5, 6]
     assert found.test_x[1].flatten()[:3].tolist() == [8, 9, 10]
     assert found.train_x[torch.tensor([2, 0])].is_contiguous()
-    assert found.notes == ("the first 6 training images only",)
+    assert found.notes == ("6 of 50,000 training images",)
 
 
 def test_a_half_present_or_missing_cifar10_is_named(tmp_path: Path) -> None:
@@ -320,6 +320,7 @@ def test_images_are_decoded_once_and_again_when_one_is_edited(
         assert found.train_x.shape == (2, 3, 32, 32)
         assert abs(found.train_x[0, 0].float().mean().item() - 200) < 5
         assert (found.classes, found.notes) == (2, ())
+    (tmp_path / "pets" / os.fsdecode(b"caf\xe9.txt")).touch()  # a name that is not UTF-8
     write(tmp_path / "pets" / "train" / "cat" / "3.jpg", jpeg((1, 2, 3)))
     assert load(name, tmp_path, tmp_path / "cache").train_y.tolist() == [0, 0, 1]
 

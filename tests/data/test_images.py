@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import os
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from shoal.data import images
-from shoal.data.images import read_images
-from shoal.errors import DataCorrupt, InvalidValue
+from shoal.data.images import files_of_images, read_images
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from tests.data.files import jpeg, png, tar, write
 
 RED, BLUE = jpeg((250, 0, 0)), jpeg((0, 0, 250))
@@ -37,22 +41,89 @@ def test_a_class_is_a_folder_and_its_label_a_place_in_their_order(made: Made) ->
     path = made({"dog/2.jpg": BLUE, "cat/9.JPEG": RED, "cat/notes.txt": b"none", "a.md": b""})
     found = read_images(path)
     assert found["label"].tolist() == [0, 1]
-    assert not found["test"].any()
+    assert not found["part"].any()
     assert found["pixels"].shape == (2, 3, 32, 32)
     assert np.abs(found["pixels"].mean((2, 3)) - [[250, 0, 0], [0, 0, 250]]).max() < 5
 
 
 @pytest.mark.parametrize("around", ["", "pets/", "data/pets/"])
-@pytest.mark.parametrize("test", ["test", "val"])
+@pytest.mark.parametrize("test", ["test", "val", "Testing"])
 def test_test_images_may_be_given(made: Made, around: str, test: str) -> None:
-    names = {f"{around}train/{c}/{i}.png": png(10 * i) for i, c in enumerate("abab")}
+    train = "Training" if test == "Testing" else "train"
+    names = {f"{around}{train}/{c}/{i}.png": png(10 * i) for i, c in enumerate("abab")}
     names |= {f"{around}{test}/{c}/7.png": png(7) for c in "ba"}
     if test == "test":
         names[f"{around}val/a/8.png"] = png(8)  # is left out
+    if test == "val":
+        names[f"{around}test/8.png"] = png(8)  # has no labels, as in a contest
     found = read_images(made(names))
-    assert sorted(found["label"][~found["test"]].tolist()) == [0, 0, 1, 1]
-    assert found["label"][found["test"]].tolist() == [0, 1]
-    assert found["pixels"][found["test"]].ravel().tolist() == [7] * 32
+    assert found["part"].tolist() == [0, 0, 0, 0, 1, 1]  # training images come first
+    assert found["label"].tolist() == [0, 0, 1, 1, 0, 1]
+    assert found["pixels"][:, 0, 0, 0].tolist() == [0, 20, 10, 30, 7, 7]
+
+
+def test_hidden_files_and_folders_do_not_count(made: Made) -> None:
+    hidden = ("cat/._1.jpg", ".thumbnails/1.jpg", "__MACOSX/cat/1.jpg", "cat/.x/1.jpg")
+    found = read_images(made({"cat/1.jpg": RED, "dog/1.jpg": BLUE, **dict.fromkeys(hidden, b"")}))
+    assert found["label"].tolist() == [0, 1]
+
+
+def test_sixteen_bits_of_grey_are_scaled(made: Made) -> None:
+    content = io.BytesIO()
+    ramp = (np.arange(16, dtype=np.uint16) * 4096).reshape(4, 4)
+    Image.fromarray(ramp).save(content, "PNG")
+    found = read_images(made({"a/1.png": content.getvalue(), "b/2.png": png(3)}))
+    assert found["pixels"][0, 0].ravel().tolist() == [16 * i for i in range(16)]
+
+
+def test_folders_behind_links_count_and_unreadable_ones_are_named(tmp_path: Path) -> None:
+    for name in ("pets/cat/1.jpg", "elsewhere/1.jpg"):
+        write(tmp_path / name, RED)
+    (tmp_path / "pets" / "dog").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "pets" / "dog" / "around").symlink_to(tmp_path / "pets")  # is not followed
+    os.mkfifo(tmp_path / "pets" / "cat" / "2.jpg")
+    assert read_images(tmp_path / "pets")["label"].tolist() == [0, 1]
+    with pytest.raises(DataMissing, match="nothere: cannot be read"):
+        files_of_images(tmp_path / "nothere")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["/a/1.png", "b/1.png"], None),
+        (["././a/1.png", "b//1.png"], None),
+        (["../a/1.png", "b/1.png"], "member '../a/1.png' is outside of the tar"),
+        (["a/1.png", "b/1.png", "./a/1.png"], "member './a/1.png' is there twice"),
+    ],
+)
+def test_names_in_a_tar_may_be_written_otherwise(
+    tmp_path: Path, names: list[str], told: str | None
+) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = len(RED)
+            archive.addfile(info, io.BytesIO(RED))
+    path = write(tmp_path / "pets.tar", content.getvalue())
+    if told is not None:
+        with pytest.raises(DataCorrupt, match=told):
+            read_images(path)
+    elif names[0].startswith("/"):  # all of it is below the root, and b beside it
+        with pytest.raises(DataCorrupt, match="is not in the folder of a class"):
+            read_images(path)
+    else:
+        assert read_images(path)["label"].tolist() == [0, 1]
+
+
+def test_a_link_in_a_tar_is_named(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        link = tarfile.TarInfo("a/2.jpg")
+        link.type, link.linkname = tarfile.LNKTYPE, "a/1.jpg"
+        archive.addfile(link)
+    with pytest.raises(DataCorrupt, match=r"member 'a/2\.jpg' is a link"):
+        read_images(write(tmp_path / "pets.tar", content.getvalue()))
 
 
 def test_the_first_image_says_whether_all_are_grey(made: Made) -> None:
@@ -64,10 +135,22 @@ def test_the_first_image_says_whether_all_are_grey(made: Made) -> None:
 @pytest.mark.parametrize(
     ("files", "error", "told"),
     [
-        ({}, InvalidValue, "images of 0 classes"),
-        ({"cat/1.jpg": RED}, InvalidValue, "images of 1 class:"),
-        ({"x/cat/1.jpg": RED, "x/cat/2.jpg": RED}, InvalidValue, "images of 1 class:"),
+        ({}, InvalidValue, "training images of 0 classes"),
+        ({"cat/1.jpg": RED}, InvalidValue, "training images of 1 class:"),
+        ({"x/cat/1.jpg": RED, "x/cat/2.jpg": RED}, InvalidValue, "training images of 1 class:"),
         ({"1.jpg": RED, "cat/2.jpg": RED}, DataCorrupt, "'1.jpg' is not in the folder of a class"),
+        ({"x/a/1.jpg": RED, "y/b/c/2.jpg": RED}, DataCorrupt, "'x/a/1.jpg' is not in the folder"),
+        (
+            {"train/1.jpg": RED, "train/a/1.jpg": RED, "test/a/2.jpg": RED},
+            DataCorrupt,
+            "'train/1.jpg' is not in the folder of a class",
+        ),
+        (
+            {"train/a/1.jpg": RED, "train/b/1.jpg": RED, "test/B/2.jpg": RED},
+            DataCorrupt,
+            "no training image is of class 'B', as test/B/2.jpg is",
+        ),
+        ({"test/a/1.jpg": RED, "val/b/1.jpg": RED}, DataCorrupt, "'test' and none for training"),
         ({"a/1.jpg": b"rubbish", "b/2.jpg": RED}, DataCorrupt, "'a/1.jpg' is not a whole JPEG"),
         ({"a/1.jpg": RED, "b/2.jpg": RED[:-100]}, DataCorrupt, "'b/2.jpg' is not a whole JPEG"),
         ({"a/1.jpg": RED, "b/2.png": b""}, DataCorrupt, "'b/2.png' is not a whole JPEG"),
@@ -89,13 +172,19 @@ def test_other_files_are_refused(
 
 def test_all_images_together_have_a_bound(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made({"a/1.png": png(1), "b/2.png": png(2)})
-    monkeypatch.setattr(images, "PIXEL_BYTES_MAX", 3 * 16)
+    monkeypatch.setattr(images, "PIXEL_BYTES_MAX", 2 * 16)
     assert len(read_images(path)) == 2
-    write(path / "b" / "3.png", png(3)) if path.is_dir() else write(
-        path, tar({f"{c}/{n}.png": png(n) for n, c in enumerate("abbb")})
-    )
-    monkeypatch.setattr(images, "PIXEL_BYTES_MAX", 47 - 0)
-    with pytest.raises((InvalidValue, DataCorrupt), match="pixels"):
+    monkeypatch.setattr(images, "PIXEL_BYTES_MAX", 2 * 16 - 1)
+    with pytest.raises(DataCorrupt, match="2 images of 4x4 are more than 0 GiB of pixels"):
+        read_images(path)
+
+
+def test_an_image_has_a_bound_in_folders_and_tars(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = made({"a/1.jpg": RED, "b/2.jpg": BLUE})
+    monkeypatch.setattr(images, "IMAGE_BYTES_MAX", len(RED) - 1)
+    with pytest.raises(DataCorrupt, match=f"longer than {len(RED) - 1} bytes"):
         read_images(path)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.client.defaults import OptimizerDefaults
 from shoal.engines.options import WorkerRole
-from shoal.engines.script_options import defaults_from, variables_of
+from shoal.engines.script_options import Resumed, defaults_from, resumed_from, variables_of
 from shoal.errors import InvalidValue
 
 
@@ -49,3 +49,11 @@ def test_an_environment_without_them_says_nothing():
 def test_a_variable_that_cannot_be_read_is_named(name, value, told):
     with pytest.raises(InvalidValue, match=told):
         defaults_from({name: value})
+
+
+def test_the_checkpoint_that_a_run_continues_from_arrives_as_it_was():
+    before = Resumed(40, ("params.float32", "counts"), ((2, 25), (3, 15)))
+    assert resumed_from(before.variables) == before
+    assert resumed_from({}) == Resumed()
+    with pytest.raises(InvalidValue, match="SHOAL_RESUMED is not as --resume sets it"):
+        resumed_from({"SHOAL_RESUMED": '{"clock": "late"}'})

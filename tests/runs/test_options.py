@@ -6,6 +6,7 @@ import pytest
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.script_job import ScriptRun
 from shoal.apps.word2vec.spec import WordsSpec
+from shoal.client.options import ClientOptions
 from shoal.engines.options import KEPT, ServerRole, words_for
 from shoal.runs.job import JobSpec
 
@@ -35,3 +36,14 @@ def test_every_option_of_a_script_has_words_that_give_it():
     words = words_for(how, ScriptRun.__struct_fields__)
     given = run.make_context("run", [*words, __file__]).params
     assert msgspec.convert(plain(given, ScriptRun), ScriptRun) == how
+
+
+def test_processes_get_the_options_of_all_runs_by_name():
+    run = WordsSpec(threads=3, memory="2GiB", checkpoint_every=7, sync_timeout_s=2.5, out="here")
+    assert run.shared_with(ServerRole) == {
+        "memory": "2GiB",
+        "checkpoint_every": 7,
+        "keep_checkpoints": KEPT,
+    }  # neither the threads of word2vec's workers, nor the folder of runs
+    shared = run.shared_with(ClientOptions)
+    assert shared == {"sync_timeout_s": 2.5, "on_timeout": "ask"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import runpy
 import shlex
 import sys
@@ -99,8 +98,7 @@ class ScriptApplication(Application[ScriptRun]):
             "SHOAL_RUN_DIR": str(engine.folder.path.resolve()),
             "OMP_NUM_THREADS": str(threads),
             **variables_of(how),
-            **environment(how.resume, start_clock),
-            "SHOAL_RESUMED_STEPS": json.dumps(self._steps),
+            **environment(how.resume, start_clock, self._steps),
         }
         script, *args = self.script
         return [

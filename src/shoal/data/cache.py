@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from glob import escape
 from io import BytesIO
@@ -30,17 +31,22 @@ log = logging.getLogger("shoal.data")
 
 
 def kept(
-    folder: Path, source: Path, decode: Callable[[Path], npt.NDArray[Any]]
+    folder: Path,
+    source: Path,
+    decode: Callable[[Path], npt.NDArray[Any]],
+    files: Sequence[Path] = (),
 ) -> npt.NDArray[Any]:
     """Return `decode(source)`, the array in a file; from the cache `folder` if that has it.
 
-    The key is the source's path, size and time of change, of a folder those of all its files: what
-    was edited is decoded again, and its old array removed. A file of the cache has its checksum in
+    files:  the files that count, where the source is a folder
+
+    The key is the source's path, and the size and time of change of its files: what was edited is
+    decoded again, and its old array removed. A file of the cache has its checksum in
     its name; if it differs, the source is decoded again. A cache that cannot be written or read, or
     in which another user can write, is not used: it only saves time. The array is writable, but
     writing to it changes no file.
     """
-    nbytes, version = _state(source)
+    nbytes, version = _state(source, files or [source])
     if nbytes < SMALLEST_BYTES or not _is_private(folder):
         return decode(source)
     place = f"{source.name}.{_digest(str(source.resolve()))}"
@@ -67,12 +73,15 @@ def kept(
     return array
 
 
-def _state(source: Path) -> tuple[int, str]:
-    """Return the bytes of a file, or of a folder's files, and a digest that tells edits."""
-    files = sorted(source.rglob("*")) if source.is_dir() else [source]
-    found = [(str(each), each.stat()) for each in files if each.is_file()]
-    words = [w for name, s in found for w in (name, str(s.st_size), str(s.st_mtime_ns))]
-    return sum(status.st_size for _, status in found), _digest(FORMAT, *words)
+def _state(source: Path, files: Sequence[Path]) -> tuple[int, str]:
+    """Return the bytes of files, and a digest that differs once one of them is edited."""
+    words, nbytes = [FORMAT], 0
+    for each in files:
+        status = each.stat()
+        nbytes += status.st_size
+        name = str(each.relative_to(source))
+        words += [name, str(status.st_size), str(status.st_mtime_ns)]
+    return nbytes, _digest(*words)
 
 
 @cache
@@ -99,4 +108,4 @@ def _save(path: Path, *pieces: bytes | memoryview) -> None:
 
 
 def _digest(*words: str) -> str:
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
+    return hashlib.sha256(os.fsencode("\0".join(words))).hexdigest()[:8]

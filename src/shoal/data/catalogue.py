@@ -65,11 +65,11 @@ def find_source(name: str) -> DatasetSource:
     """
     if (file := name.removesuffix(":")).endswith(".py"):
         raise InvalidValue(f"{file} has functions: say which one returns the data, {file}:FUNCTION")
-    kind, colon, path = name.partition(":")
-    if not colon and name.endswith(CSV_SUFFIXES):
-        kind, path = "csv", name
+    kind, _, path = name.partition(":")
     if kind not in KINDS:
-        return datasets[name]
+        if not name.endswith(CSV_SUFFIXES):
+            return datasets[name]
+        kind, path = "csv", name
     if path in ("", "PATH"):
         raise InvalidValue(f"{kind}:PATH: put the path after the colon")
     return replace(datasets[f"{kind}:PATH"], name=name, path=path)

@@ -26,10 +26,12 @@ import torch
 from torch import Tensor
 
 from shoal.data.cache import kept
-from shoal.data.images import read_images
+from shoal.data.images import files_of_images, read_images
 from shoal.data.readers import (
     CIFAR_TEST,
     CIFAR_TRAIN,
+    HELD_OUT,
+    TRAINED,
     check_labels,
     read_cifar,
     read_cifar_tar,
@@ -53,8 +55,9 @@ MNIST_FILES = {  # name of the gzip file without its suffix -> its sha256
 }
 DOWNLOAD_TIMEOUT_S = 20
 CIFAR_TAR, CIFAR_IMAGES = "cifar-10-binary.tar", 50_000  # training images
-DIGITS_SPLIT_SEED = 0  # fixed: accuracies of different runs are of the same test samples
+SPLIT_SEED = 0  # of digits and images; fixed, so that all runs have the same test samples
 TEST_FRACTION = 0.2
+Part = tuple[npt.NDArray[Any], npt.NDArray[Any]]  # samples, labels
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def load_digits(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = Fal
         sets = require("sklearn.datasets", "the data set digits, which scikit-learn brings,")
         pixels, labels = sets.load_digits(return_X_y=True)
     images = pixels.astype(np.uint8).reshape(-1, 8, 8)  # whole numbers, 0 to 16
-    train, test = holdout(labels, TEST_FRACTION, DIGITS_SPLIT_SEED)
+    train, test = holdout(labels, TEST_FRACTION, SPLIT_SEED)
     return _dataset(
         "digits", (images[train], labels[train]), (images[test], labels[test]), 10, Scale(1 / 16)
     )
@@ -241,19 +244,15 @@ def load_cifar10(data_dirs: Sequence[Path], seed: int = 0, *, offline: bool = Fa
         names.append(f"or {CIFAR_TAR} (plain or .gz)")
         raise _missing("cifar10", places, names)
     cache = data_dirs[-1] / "cifar10"
-    if archive := found.get(CIFAR_TAR):
-        images = _decoded(cache, archive, read_cifar_tar)
-        return _of_images("cifar10", images, images["test"], 10, _first(images["test"]))
-    *train, test = (_decoded(cache, path, read_cifar) for path in found.values())
     # The images stay views into the records: a batch of them is contiguous all the same.
-    parts = split_records(np.concatenate(train)), split_records(test)
-    return _dataset("cifar10", *parts, 10, Scale(1 / 255), _first(np.zeros(len(parts[0][0]))))
-
-
-def _first(test: npt.NDArray[Any]) -> tuple[str, ...]:
-    """Return the note on a part of CIFAR-10; none for all of it."""
-    train = len(test) - int(test.sum())
-    return () if train == CIFAR_IMAGES else (f"the first {train} training images only",)
+    if archive := found.get(CIFAR_TAR):
+        train, test = _parts(_decoded(cache, archive, read_cifar_tar))
+    else:
+        *batches, tests = (_decoded(cache, path, read_cifar) for path in found.values())
+        train, test = split_records(np.concatenate(batches)), split_records(tests)
+    some = len(train[0])
+    notes = () if some == CIFAR_IMAGES else (f"{some:,} of {CIFAR_IMAGES:,} training images",)
+    return _dataset("cifar10", train, test, 10, Scale(1 / 255), notes)
 
 
 def load_images(
@@ -264,30 +263,30 @@ def load_images(
     if found is None:
         looked = "\n".join(f"  {place / path_text}" for place in dict.fromkeys(places))
         raise DataMissing(f"no such folder or tar of images; looked at:\n{looked}")
-    images = kept(data_dirs[-1] / "images", found, read_images)
-    test, notes = images["test"], tuple[str, ...]()
-    if not test.any():
-        with naming(found):
-            _, held = holdout(images["label"], TEST_FRACTION, seed)
-        test, notes = np.isin(np.arange(len(test)), held), ("a fifth of each class is for test",)
-    return _of_images(f"images:{path_text}", images, test, int(images["label"].max()) + 1, notes)
+    files = files_of_images(found) if found.is_dir() else [found]
+    images = kept(data_dirs[-1] / "images", found, _split_images, files)
+    held = (images["part"] == HELD_OUT).any()
+    notes = ("a fifth of each class is for test",) if held else ()
+    classes, name = int(images["label"].max()) + 1, f"images:{path_text}"
+    return _dataset(name, *_parts(images), classes, Scale(1 / 255), notes)
 
 
-def _of_images(
-    name: str,
-    images: npt.NDArray[Any],
-    test: npt.NDArray[np.bool_],
-    classes: int,
-    notes: tuple[str, ...],
-) -> Dataset:
-    """Return the data set of `samples`; in order, training images are views into them."""
-    last = len(test) - int(test.sum())
-    if test[last:].all():
-        train, tests = images[:last], images[last:]
-    else:
-        train, tests = images[~test], images[test]
-    parts = [(each["pixels"], each["label"]) for each in (train, tests)]
-    return _dataset(name, parts[0], parts[1], classes, Scale(1 / 255), notes)
+def _split_images(path: Path) -> npt.NDArray[Any]:
+    """Read images; hold some out for test where none are given. Training images come first."""
+    images = read_images(path)
+    if images["part"][-1] == TRAINED:
+        with naming(path):
+            _, held = holdout(images["label"], TEST_FRACTION, SPLIT_SEED)
+        images["part"][held] = HELD_OUT
+        images = images[np.argsort(images["part"], kind="stable")]
+    return images
+
+
+def _parts(images: npt.NDArray[Any]) -> tuple[Part, Part]:
+    """Return the pixels and labels for training and for tests, as views into `samples`."""
+    train = int((images["part"] == TRAINED).sum())
+    first, last = images[:train], images[train:]
+    return (first["pixels"], first["label"]), (last["pixels"], last["label"])
 
 
 def load_csv(
@@ -335,8 +334,8 @@ def holdout(
 
 def _dataset(
     name: str,
-    train: tuple[npt.NDArray[Any], npt.NDArray[Any]],
-    test: tuple[npt.NDArray[Any], npt.NDArray[Any]],
+    train: Part,
+    test: Part,
     classes: int,
     transform: Transform,
     notes: tuple[str, ...] = (),

@@ -3,138 +3,220 @@
     train/CLASS/NAME.jpg  test/CLASS/NAME.jpg     the test images are given
     CLASS/NAME.png                                none are
 
-A folder around all of these does not matter, nor do other files beside the images. All images have
-one size; they are grey if the first is, and else RGB. Decoding is lossy in the last bit: two builds
-of libjpeg may differ by one in a pixel.
+A folder around all of these does not matter, nor do other files and hidden ones. All images have
+one size; they are grey if the first is, and else RGB, without transparency. Decoding is lossy in
+the last bit: two builds of libjpeg may differ by one in a pixel.
 """
 
 from __future__ import annotations
 
 import io
+import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
-from pathlib import Path
-from typing import Any, NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.data.readers import read_bytes, samples, tar_files
 from shoal.data.streams import corrupt
-from shoal.errors import DataCorrupt, InvalidValue
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue
 from shoal.extras import require
 
+Pixels = npt.NDArray[np.uint8]
 SUFFIXES = (".jpg", ".jpeg", ".png")
-TRAIN, TESTS = "train", ("test", "val", "valid")  # folders; the first of TESTS that is there
+TRAIN = ("train", "training")  # folders, in any case
+TEST = ("test", "testing", "val", "valid", "validation")  # the first that has images counts
+LAYOUT = "images are CLASS/NAME, or train/CLASS/NAME and test/CLASS/NAME"
 IMAGE_BYTES_MAX = 64 << 20  # bytes of an image's file
 PIXEL_BYTES_MAX = 4 << 30  # bytes of all images, decoded
-GREY = ("1", "L", "LA", "I;16")
 
 
 class _Image(NamedTuple):
-    """An image: its name below the folder or in the tar, its place there, and its content."""
+    """An image: the parts of its name, its place in the tar, and its content."""
 
-    name: str
+    parts: tuple[str, ...]
     offset: int
     read: Callable[[], bytes | bytearray]
 
+    @property
+    def name(self) -> str:
+        return "/".join(self.parts)
 
-def read_images(path: Path) -> npt.NDArray[Any]:
-    """Read the images below a folder, or in a tar (also .tar.gz), as `samples`.
 
-    Labels are places in the sorted names of classes. `test` tells the images of the test folder.
+class _Placed(NamedTuple):
+    """An image that counts, and where."""
+
+    test: bool
+    label: str
+    image: _Image
+
+
+def files_of_images(folder: Path) -> list[Path]:
+    """Return the image files below a folder, also behind links, in the order of their names.
 
     Raises:
-        DataMissing, DataCorrupt: a file is missing or damaged, or images have unlike sizes
-        InvalidValue: there are no images, fewer than two classes, or too many pixels
+        DataMissing: a folder below it cannot be read
     """
-    found = list(_in_folder(path) if path.is_dir() else _in_tar(path))
-    places, found = _placed(path, found)
-    classes = sorted({name for name, _ in places})
+
+    def unreadable(error: OSError) -> NoReturn:
+        raise DataMissing(f"{error.filename}: cannot be read ({error.strerror})")
+
+    found, seen = [], set()
+    for place, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
+        folders[:] = [name for name in folders if _counts(name)]
+        real = os.path.realpath(place)
+        if real in seen:  # a link to a folder around it
+            folders.clear()
+            continue
+        seen.add(real)
+        paths = (Path(place, name) for name in names if _counts(name, SUFFIXES))
+        found += [path for path in paths if path.is_file()]
+    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+
+
+def read_images(path: Path) -> npt.NDArray[Any]:
+    """Read the images below a folder, or in a tar (also .tar.gz), as `samples`: training first.
+
+    Labels are places in the sorted names of classes.
+
+    Raises:
+        DataMissing, DataCorrupt: a file is missing or damaged, images have unlike sizes or no
+            place in the layout, or there are too many pixels
+        InvalidValue: there are fewer than two classes
+    """
+    placed = _placed(path, list(_in_folder(path) if path.is_dir() else _in_tar(path)))
+    classes = sorted({each.label for each in placed if not each.test})
     if len(classes) < 2:
         said = f"{len(classes)} class{'es' * (len(classes) != 1)}"
         raise InvalidValue(
-            f"{path}: images of {said}: there have to be two or more, each with a folder of "
-            f"{', '.join(SUFFIXES)} files"
+            f"{path}: training images of {said}: there have to be two or more, each with a folder "
+            f"of {', '.join(SUFFIXES)} files; {LAYOUT}"
         )
-    first = _decoded(path, found[0])
-    if len(found) * prod(first.shape) > PIXEL_BYTES_MAX:
-        raise InvalidValue(
-            f"{path}: {len(found):,} images of {_size(first)} are more than "
+    number = {name: at for at, name in enumerate(classes)}
+    for each in placed:
+        if each.label not in number:
+            raise DataCorrupt(
+                f"{path}: no training image is of class {each.label!r}, as {each.image.name} is"
+            )
+    first = _decoded(path, placed[0].image)
+    if len(placed) * prod(first.shape) > PIXEL_BYTES_MAX:
+        raise DataCorrupt(
+            f"{path}: {len(placed):,} images of {_size(first)} are more than "
             f"{PIXEL_BYTES_MAX >> 30} GiB of pixels: make them smaller"
         )
-    pixels = np.empty((len(found), *first.shape), np.uint8)
-    for at, each in enumerate(found):
-        pixels[at] = _decoded(path, each, first)
-    number = {name: at for at, name in enumerate(classes)}
-    labels = np.array([number[name] for name, _ in places])
-    return samples(labels, np.array([test for _, test in places]), pixels)
+    found = samples(len(placed), first.shape)
+    found["label"] = [number[each.label] for each in placed]
+    found["part"] = [each.test for each in placed]
+    for at, each in enumerate(placed):
+        found["pixels"][at] = _decoded(path, each.image, first)
+    return found
+
+
+def _counts(name: str, suffixes: tuple[str, ...] = ("",)) -> bool:
+    """Return whether a file or folder counts: hidden ones, as of macOS in tars, do not."""
+    return not name.startswith((".", "__MACOSX")) and name.lower().endswith(suffixes)
 
 
 def _in_folder(folder: Path) -> Iterator[_Image]:
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in SUFFIXES and path.is_file():
-            name = str(path.relative_to(folder))
-            yield _Image(name, 0, partial(read_bytes, path, IMAGE_BYTES_MAX))
+    for path in files_of_images(folder):
+        yield _Image(path.relative_to(folder).parts, 0, partial(read_bytes, path, IMAGE_BYTES_MAX))
 
 
 def _in_tar(path: Path) -> Iterator[_Image]:
-    files = [
-        _Image(name, offset, partial(bytes, content))
-        for name, offset, content in tar_files(path)
-        if name.lower().endswith(SUFFIXES)
-    ]
-    yield from sorted(files, key=lambda each: each.name)
+    found: dict[tuple[str, ...], _Image] = {}
+    for name, offset, content in tar_files(path, links=SUFFIXES):
+        parts = PurePosixPath(name).parts
+        if not parts or not all(map(_counts, parts)) or not _counts(parts[-1], SUFFIXES):
+            if ".." in parts:
+                corrupt(path, f"member {name!r} is outside of the tar", byte=offset)
+            continue
+        if parts in found:
+            corrupt(path, f"member {name!r} is there twice", byte=offset)
+        if len(content) > IMAGE_BYTES_MAX:
+            corrupt(path, f"member {name!r} is longer than {IMAGE_BYTES_MAX} bytes", byte=offset)
+        found[parts] = _Image(parts, offset, partial(bytes, content))
+    yield from (found[parts] for parts in sorted(found))
 
 
-def _placed(path: Path, images: Sequence[_Image]) -> tuple[list[tuple[str, bool]], list[_Image]]:
-    """Return (class, whether for test) of each image that counts, and these images."""
-    parts = [each.name.split("/") for each in images]
-    while parts and min(map(len, parts)) > 2:
-        if len({each[0] for each in parts}) > 1 or parts[0][0] == TRAIN:
+def _placed(path: Path, images: Sequence[_Image]) -> list[_Placed]:
+    """Return the images that count, training images first.
+
+    Raises:
+        DataCorrupt: an image has no place in the layout
+    """
+    parts = [each.parts for each in images]
+    around = 0  # folders around all others
+    while parts and min(map(len, parts)) > around + 2:
+        tops = {each[around] for each in parts}
+        if len(tops) > 1 or tops.pop().lower() in TRAIN:
             break
-        parts = [each[1:] for each in parts]  # a folder around all others
-    tops = {each[0] for each in parts}
-    if TRAIN not in tops:
-        for each, words in zip(images, parts, strict=True):
-            if len(words) < 2:
-                raise DataCorrupt(f"{path}: {each.name!r} is not in the folder of a class")
-        return [(words[0], False) for words in parts], list(images)
-    test = next((name for name in TESTS if name in tops), "")
-    chosen = [
-        (each, words)
-        for each, words in zip(images, parts, strict=True)
-        if words[0] in (TRAIN, test) and len(words) > 2
-    ]
-    return [(words[1], words[0] == test) for _, words in chosen], [each for each, _ in chosen]
+        around += 1
+    below = [each[around:] for each in parts]
+    tops = {each[0] for each in below if len(each) > 2}
+    train = next((top for name in TRAIN for top in tops if top.lower() == name), None)
+    test = next((top for name in TEST for top in tops if top.lower() == name), None)
+    if train is None and test is not None and all(len(each) > 2 for each in below):
+        raise DataCorrupt(f"{path}: there is a folder {test!r} and none for training; {LAYOUT}")
+    found = []
+    for image, words in zip(images, below, strict=True):
+        is_test = words[0] == test and len(words) > 2
+        if train is not None and not is_test:
+            if words[0].lower() in TEST:
+                continue  # of another such folder
+            if words[0] != train:
+                _misplaced(path, image)
+        inner = words[1:] if train is not None else words
+        if len(inner) != 2:
+            _misplaced(path, image)
+        found.append(_Placed(is_test, inner[0], image))
+    return sorted(found, key=lambda each: each.test)
 
 
-def _decoded(
-    path: Path, image: _Image, like: npt.NDArray[np.uint8] | None = None
-) -> npt.NDArray[np.uint8]:
+def _misplaced(path: Path, image: _Image) -> NoReturn:
+    raise DataCorrupt(f"{path}: {image.name!r} is not in the folder of a class; {LAYOUT}")
+
+
+def _decoded(path: Path, image: _Image, like: Pixels | None = None) -> Pixels:
     """Return an image as (channels, height, width), of the size and channels of `like`."""
     require("PIL", "a data set of images")
     from PIL import Image  # slow to import, and few runs need it
 
     file = path / image.name if path.is_dir() else path
     try:
-        with Image.open(io.BytesIO(image.read()), formats=["JPEG", "PNG"]) as opened:
-            width, height = opened.size
-            if like is not None and (height, width) != like.shape[1:]:  # before it is decoded
-                corrupt(
-                    file,
-                    f"{image.name!r} is {width}x{height} pixels, and the first is {_size(like)}",
-                    byte=image.offset,
-                )
-            if 3 * width * height > PIXEL_BYTES_MAX:
-                corrupt(file, f"{image.name!r} is {width}x{height} pixels", byte=image.offset)
-            grey = opened.mode in GREY if like is None else len(like) == 1
-            pixels = np.asarray(opened.convert("L" if grey else "RGB"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        corrupt(file, f"{image.name!r} is not a whole JPEG or PNG ({error})", byte=image.offset)
-    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        with (
+            warnings.catch_warnings(action="ignore"),
+            Image.open(io.BytesIO(image.read()), formats=["JPEG", "PNG"]) as opened,
+        ):
+            size = opened.size[::-1]
+            fits = like is None or size == like.shape[1:]  # known before it is decoded
+            grey = opened.mode[0] in "1LI" if like is None else len(like) == 1
+            pixels = _pixels(opened, grey) if fits else np.empty(0, np.uint8)
+    except Image.DecompressionBombError:
+        corrupt(file, f"{image.name!r} has too many pixels", byte=image.offset)
+    except DataCorrupt:  # of `read`
+        raise
+    except Exception as error:  # of Pillow, which has several for damaged files
+        said = type(error).__name__ if "<_io" in str(error) else error
+        corrupt(file, f"{image.name!r} is not a whole JPEG or PNG ({said})", byte=image.offset)
+    if not fits:
+        assert like is not None
+        what = f"{size[1]}x{size[0]} pixels, and the first is {_size(like)}"
+        corrupt(file, f"{image.name!r} is {what}", byte=image.offset)
+    return pixels
 
 
-def _size(image: npt.NDArray[np.uint8]) -> str:
+def _pixels(image: Any, grey: bool) -> Pixels:
+    if image.mode[0] == "I":  # 16 bits a pixel, of which `convert` would keep the lower ones
+        high = (np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)
+        return high[None] if grey else np.stack([high] * 3)
+    pixels = np.asarray(image.convert("L" if grey else "RGB"))
+    return pixels[None] if grey else pixels.transpose(2, 0, 1)
+
+
+def _size(image: Pixels) -> str:
     return f"{image.shape[2]}x{image.shape[1]}"

@@ -35,6 +35,7 @@ CIFAR_BYTES_MAX = 60_000 * CIFAR_RECORD  # bytes of a file: CIFAR-10 has so many
 TAR_BYTES_MAX = 512 << 20  # bytes of a tar, decompressed
 CIFAR_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR_TEST = "test_batch.bin"
+TRAINED, TESTED, HELD_OUT = range(3)
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
@@ -130,7 +131,7 @@ def read_cifar(path: Path) -> Bytes:
     return _records(path, read_bytes(path, CIFAR_BYTES_MAX))
 
 
-def _records(path: Path, data: bytes | bytearray, offset: int = 0) -> Bytes:
+def _records(path: Path, data: bytearray | memoryview, offset: int = 0) -> Bytes:
     """Return the records that begin at a place of a file."""
     whole, rest = divmod(len(data), CIFAR_RECORD)
     if rest or not whole:
@@ -154,21 +155,27 @@ def read_cifar_tar(path: Path) -> npt.NDArray[Any]:
     parts: dict[str, Bytes] = {}
     for name, offset, content in tar_files(path):
         file = name.rpartition("/")[2]
+        if file in parts:
+            corrupt(path, f"member {name!r} is there twice", byte=offset)
         if file in (*CIFAR_TRAIN, CIFAR_TEST):
             parts[file] = _records(path, content, offset)
     if lacking := [name for name in (*CIFAR_TRAIN, CIFAR_TEST) if name not in parts]:
         corrupt(path, f"no {', '.join(lacking)} in this tar", byte=0)
     records = np.concatenate([parts[name] for name in (*CIFAR_TRAIN, CIFAR_TEST)])
-    images, labels = split_records(records)
-    test = np.arange(len(labels)) >= len(labels) - len(parts[CIFAR_TEST])
-    return samples(labels, test, images)
+    found = samples(len(records), CIFAR_SHAPE)
+    found["pixels"], found["label"] = split_records(records)
+    found["part"][-len(parts[CIFAR_TEST]) :] = TESTED
+    return found
 
 
-def samples(labels: npt.ArrayLike, test: npt.ArrayLike, pixels: Bytes) -> npt.NDArray[Any]:
-    """Return images in one array, which a cache can keep: their fields are label, test, pixels."""
-    kind = [("label", "<i8"), ("test", "?"), ("pixels", "u1", pixels.shape[1:])]
-    found = np.empty(len(pixels), np.dtype(kind))
-    found["label"], found["test"], found["pixels"] = labels, test, pixels
+def samples(count: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Return an array for images, which a cache can keep; its fields are label, part and pixels.
+
+    part: TRAINED, as all are at first, TESTED, or HELD_OUT for tests
+    """
+    kind = [("label", "<i8"), ("part", "u1"), ("pixels", "u1", shape)]
+    found = np.empty(count, np.dtype(kind))
+    found["part"] = TRAINED
     return found
 
 
@@ -189,23 +196,29 @@ def check_labels(
 # -- tar -----------------------------------------------------------------------------------------
 
 
-def tar_files(path: Path) -> Iterator[tuple[str, int, bytes]]:
-    """Yield (name, offset of the content, content) of each plain file in the tar."""
+def tar_files(path: Path, links: tuple[str, ...] = ()) -> Iterator[tuple[str, int, memoryview]]:
+    """Yield (name, offset of the content, content) of each plain file in the tar.
+
+    links:  the ends of names for which a link, whose content is elsewhere, is refused
+    """
     data = read_bytes(path, TAR_BYTES_MAX)
+    whole = memoryview(data)
     offset = 0
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for member in archive:
                 offset = member.offset_data
                 if member.isfile():
-                    content = data[offset : offset + member.size]
+                    content = whole[offset : offset + member.size]
                     if len(content) < member.size:
                         corrupt(
                             path,
                             f"the tar ends inside {member.name!r} (truncated?)",
                             byte=len(data),
                         )
-                    yield member.name.removeprefix("./"), offset, bytes(content)
+                    yield member.name, offset, content
+                elif (member.islnk() or member.issym()) and member.name.lower().endswith(links):
+                    corrupt(path, f"member {member.name!r} is a link", byte=member.offset)
             # tarfile takes a damaged header after the first for the end; the real end is zeros.
             offset = archive.offset
             if data[offset : offset + tarfile.BLOCKSIZE] != bytes(tarfile.BLOCKSIZE):

@@ -8,7 +8,6 @@ python script.py  a scheduler and servers start on this machine, for this single
 from __future__ import annotations
 
 import atexit
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from shoal.client.options import ClientOptions
 from shoal.client.places import scheduler_at, token_at
 from shoal.engines.cluster import cluster_here
 from shoal.engines.local import LocalEngine
-from shoal.engines.script_options import defaults_from
+from shoal.engines.script_options import defaults_from, resumed_from
 from shoal.engines.torchrun import gather
 from shoal.errors import InvalidValue
 from shoal.factories import importable, main_script, refuse_while_importing
@@ -107,7 +106,7 @@ def init(
         )
     if count < 1:
         raise InvalidValue(f"init needs at least one server, not {count}")
-    defaults = defaults_from(env)
+    defaults, resumed = defaults_from(env), resumed_from(env)
     if sync_timeout_s is None:
         sync_timeout_s = _number(env, "SHOAL_SYNC_TIMEOUT_S", 10.0)
     code: Any = {"imports": [importable(each) for each in imports], "script": main_script()}
@@ -138,18 +137,16 @@ def init(
         if engine is not None:
             engine.stop()
         raise
-    tables = frozenset(json.loads(env.get("SHOAL_RESUMED_TABLES", "[]")))
-    start_clock = _number(env, "SHOAL_RESUMED_AT", 0)
     before = frozenset(spec.name for spec in client.view.tables) if client.clock else frozenset()
     context = Context(
         client.rank,
         client.world_size if group else _world_size(client, env),
         client,
-        start_clock,
-        tables,
+        resumed.clock,
+        frozenset(resumed.tables),
         before,
-        began_at=start_clock + client.clock,
-        steps_before=tuple(map(tuple, json.loads(env.get("SHOAL_RESUMED_STEPS", "[]")))),
+        began_at=resumed.clock + client.clock,
+        steps_before=resumed.steps,
         on_worker_loss=on_worker_loss,
         run_dir=_run_dir(scheduler, env, client.run),
         defaults=defaults,

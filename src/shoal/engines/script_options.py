@@ -6,9 +6,13 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from shoal.client.defaults import OptimizerDefaults
 from shoal.engines.pairs import values_of, words_of
 from shoal.errors import InvalidValue
+
+RESUMED = "SHOAL_RESUMED"
 
 
 class ScriptOptions(Protocol):
@@ -22,6 +26,36 @@ class ScriptOptions(Protocol):
     def staleness(self) -> int: ...
     @property
     def optimizer_options(self) -> Mapping[str, Any]: ...
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """The checkpoint that a script's run continues from.
+
+    clock:   the checkpoint's clock; 0 for a new run
+    tables:  the names of the tables in it
+    steps:   the steps before it, as `Context.steps_before`
+    """
+
+    clock: int = 0
+    tables: tuple[str, ...] = ()
+    steps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variable that has it."""
+        return {RESUMED: msgspec.json.encode(self).decode()}
+
+
+def resumed_from(env: Mapping[str, str]) -> Resumed:
+    """Return the checkpoint that the environment names; that of a new run if it names none.
+
+    Raises:
+        InvalidValue: the variable is not as `Resumed.variables` has it
+    """
+    try:
+        return msgspec.json.decode(env.get(RESUMED, "{}"), type=Resumed)
+    except msgspec.MsgspecError as error:
+        raise InvalidValue(f"{RESUMED} is not as --resume sets it: {error}") from None
 
 
 def variables_of(options: ScriptOptions) -> dict[str, str]:

@@ -262,7 +262,8 @@ def label_of(value: Any) -> str:
     >>> label_of("digits"), label_of("csv:/data/wine.csv"), label_of("/nets/mine.py:small")
     ('digits', 'wine.csv', 'mine.py:small')
     """
-    return str(value).removeprefix("csv:").removeprefix("images:").rpartition("/")[2]
+    path = str(value).removeprefix("csv:").removeprefix("images:")
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def strategy_label(name: str) -> str:

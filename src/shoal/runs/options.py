@@ -25,6 +25,8 @@ from shoal.errors import InvalidValue
 from shoal.protocol.supervision.supervisor import LossPolicy, loss_policy
 from shoal.protocol.worker.options import OnTimeout
 
+OF_THE_RUN = ("out", "resume", "resume_at")  # what they say is told to processes in other words
+
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of a run on this machine. Field names are flags with `-` for `_`."""
@@ -83,6 +85,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             "slow_workers": self.slow_workers,
             "drop_after_s": self.sync_timeout_s if self.on_timeout == "drop" else 0.0,
         }
+
+    def shared_with(self, schema: type[msgspec.Struct]) -> dict[str, Any]:
+        """Return those of these options that a process of the run has by the same name."""
+        names = [name for name in RunOptions.__struct_fields__ if name not in OF_THE_RUN]
+        return {name: getattr(self, name) for name in names if name in schema.__struct_fields__}
 
     @property
     def losses(self) -> LossPolicy:

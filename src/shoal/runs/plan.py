@@ -40,8 +40,8 @@ def cluster_of(
 ) -> list[Task]:
     """Return the tasks of a run's scheduler and servers.
 
-    Over TCP they have a token, because other users of the machine can connect; a Unix socket is in
-    a folder of this user.
+    Each gets the options of the run that it has by the same name. Over TCP they have a token,
+    because other users of the machine can connect; a Unix socket is in a folder of this user.
     """
     run, folder = application.spec, engine.folder
     if run.transport == "tcp":
@@ -53,30 +53,29 @@ def cluster_of(
         "started_at": started_at,
         "start_clock": start_clock,
     }
-    server = ServerRole(
-        listen="" if run.transport == "unix" else "tcp://127.0.0.1:0",
-        memory=run.memory,
-        init_timeout_s=UNLIMITED_S,
-        save=str(folder.shards.resolve()) if application.saves_shards else "",
-        init=init,
-        imports=application.imports,
-        script=application.script,
-        checkpoints=str(folder.checkpoints.resolve()),  # a checkpoint may be asked for
-        checkpoint_every=run.checkpoint_every,
-        keep_checkpoints=run.keep_checkpoints,
+    server = {
+        **run.shared_with(ServerRole),
         **common,
-    )
-    scheduler = SchedulerRole(
-        listen=engine.address("scheduler"),
-        workers=run.workers + more_workers,
-        servers=run.servers if run.uses_servers else 0,
-        replicas=run.replicas if run.uses_servers else 1,
-        join_timeout_s=UNLIMITED_S,
-        leases=str(folder.leases.resolve()),
-        fragment_rows=SavedTables(Path(init)).fragment_rows if init else {},
-        checkpoint_every_s=run.checkpoint_every_s,
-        ledger=application.ledger(start_clock),
+        "listen": "" if run.transport == "unix" else "tcp://127.0.0.1:0",
+        "init_timeout_s": UNLIMITED_S,
+        "save": str(folder.shards.resolve()) if application.saves_shards else "",
+        "init": init,
+        "imports": application.imports,
+        "script": application.script,
+        "checkpoints": str(folder.checkpoints.resolve()),  # a checkpoint may be asked for
+    }
+    scheduler = {
+        **run.shared_with(SchedulerRole),
         **run.policy,
         **common,
-    )
-    return cluster_tasks(engine, scheduler, server, application.preload)
+        "listen": engine.address("scheduler"),
+        "workers": run.workers + more_workers,
+        "servers": run.servers if run.uses_servers else 0,
+        "replicas": run.replicas if run.uses_servers else 1,
+        "join_timeout_s": UNLIMITED_S,
+        "leases": str(folder.leases.resolve()),
+        "fragment_rows": SavedTables(Path(init)).fragment_rows if init else {},
+        "ledger": application.ledger(start_clock),
+    }
+    roles = SchedulerRole(**scheduler), ServerRole(**server)
+    return cluster_tasks(engine, *roles, application.preload)

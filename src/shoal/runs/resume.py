@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import words_for
+from shoal.engines.script_options import Resumed
 from shoal.errors import DataMissing, InvalidValue, ProcessDied, RangeLost, UsageError
 from shoal.factories import uninterrupted
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
@@ -228,7 +228,11 @@ def tables_of(resume: str, start_clock: int) -> list[str]:
     return list(SavedTables(Path(begun_with(resume, start_clock))).specs)
 
 
-def environment(resume: str, start_clock: int) -> Mapping[str, str]:
-    """Return the variables that tell `shoal.init()` which checkpoint the run continues from."""
-    tables = json.dumps(tables_of(resume, start_clock))
-    return {"SHOAL_RESUMED_AT": str(start_clock), "SHOAL_RESUMED_TABLES": tables}
+def environment(
+    resume: str, start_clock: int, steps: tuple[tuple[int, int], ...] = ()
+) -> dict[str, str]:
+    """Return the variables that tell `shoal.init()` which checkpoint the run continues from.
+
+    steps:  the steps before it, as `Context.steps_before`
+    """
+    return Resumed(start_clock, tuple(tables_of(resume, start_clock)), steps).variables

@@ -64,9 +64,8 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
             token=self.token,
             rank=self.rank,
             init_timeout_s=UNLIMITED_S,
-            sync_timeout_s=run.sync_timeout_s,
-            on_timeout=run.on_timeout,
             abort_on_error=run.on_worker_loss == "stop",
+            **run.shared_with(ClientOptions),
         )
 
 

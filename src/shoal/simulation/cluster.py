@@ -54,7 +54,7 @@ class SimulatedCluster:
         self.servers: dict[NodeId, ServerMachine] = {}
         self.guests: dict[NodeId, None] = {}
         self.lost: dict[NodeId, None] = {}
-        self.refused: set[NodeId] = set()  # members that the scheduler has refused
+        self.refused: set[NodeId] = set()  # refused before the first view, with no incarnation
         self.out_of_memory: dict[NodeId, float] = {}
         self.heartbeats = ProcessHeartbeats(world)
         self._world = world

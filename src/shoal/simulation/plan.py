@@ -59,7 +59,7 @@ REPLICATION = ReplicationOptions(
 class Plan(msgspec.Struct, frozen=True):
     """The plan of a seed.
 
-    incarnations:  the largest number of members started in the run
+    incarnations:  the largest number of incarnations in the run; members that are refused have none
     hosts:         the number of hosts; 0 if members name none
     elastic:       whether workers may join during the run
     heal_at_s:     the time when faults end

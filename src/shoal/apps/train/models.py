@@ -31,13 +31,14 @@ def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
     """Return two convolutions and two linear layers, for pictures (channels, height, width)."""
-    if len(shape) == 2:
+    flat = len(shape) == 2  # grey pictures without an axis of channels
+    if flat:
         shape = (1, *shape)
     if len(shape) != 3:
         raise InvalidValue(f"a cnn needs pictures (channels, height, width), not {shape}")
     channels, height, width = shape
     return nn.Sequential(
-        nn.Unflatten(1, (1, height)) if channels == 1 else nn.Identity(),
+        nn.Unflatten(1, (1, height)) if flat else nn.Identity(),
         nn.Conv2d(channels, 32, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),

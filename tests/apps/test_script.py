@@ -22,7 +22,7 @@ def test_words_of_a_resumed_run_keep_all_options_but_those_of_the_last_resume():
         resume="before",
         resume_at=30,
     )
-    words = shlex.split(ScriptApplication(Path("train.py"), ["--lr", "0.1"], how).words())
+    words = shlex.split(ScriptApplication(Path("train.py"), ["--lr", "0.1"], how).resume_words())
     asked = run.make_context("run", words, resilient_parsing=True).params
     assert (asked["workers"], asked["servers"], asked["replicas"]) == (4, 2, 2)
     assert (asked["out"], asked["imports"]) == ("runs", ("my method.py",))

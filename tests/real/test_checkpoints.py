@@ -312,7 +312,9 @@ def test_a_worker_of_a_resumed_run_is_replaced_by_one_without_the_old_state(tmp_
     job = from_mapping({**given, **more, "max_steps": 4000})
     folder = RunFolder.create(tmp_path, "replaced")
     with LocalEngine(folder) as engine:
-        for task in tasks_of(TrainApplication(job, []), engine, time(), start_clock=6):
+        application = TrainApplication(job, [])
+        application.begin_at(6)
+        for task in tasks_of(application, engine, time()):
             engine.start(task)
         until(lambda: '"node":"worker-1","step":1500,' in folder.events.read_text())
         os.kill(engine.pid("worker-1"), signal.SIGKILL)

@@ -246,6 +246,13 @@ def test_each_option_of_an_application_may_be_an_axis():
     ]
     assert cells[1].fields == {"train": "a/b.csv", "lr": 0.1, "model": "lr", "workers": 2}
     assert len({cell.folder for cell in cells}) == 4
+    alike = Comparison(application="ctr", grid={"test": ["a/t.csv", "b/t.csv"]}).cells()
+    assert [cell.name for cell in alike] == ["test=a/t.csv", "test=b/t.csv"]
+
+
+def test_the_first_seed_is_that_of_one_run():
+    assert Comparison(application="word2vec", seeds=2).seeds_of() == range(1, 3)
+    assert Comparison(application="ctr").seeds_of() == range(1)
 
 
 def test_a_comparison_of_an_application_is_named_after_its_data_and_read_again(tmp_path):
@@ -260,8 +267,8 @@ def test_a_comparison_of_an_application_is_named_after_its_data_and_read_again(t
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"simulated": True}, "real processes"),
-        ({"strategies": {"sync": {}}}, "real processes and no strategies"),
+        ({"simulated": True}, "simulated time and .* belong to training jobs, not to ctr"),
+        ({"strategies": {"sync": {}}}, "belong to training jobs"),
         ({"grid": {"lr": []}}, "'lr' of the comparison has no values"),
         ({"grid": {"lr": [0.1] * 1 + list(range(2, 102)), "l2": list(range(100))}}, "10000 runs"),
     ],

@@ -196,7 +196,7 @@ def why_ended(run: Path) -> None:
 def ledger(run: Path) -> str:
     """As `shoal train --resume --on-worker-loss reassign`."""
     job = msgspec.structs.replace(JOB, resume=str(run), on_worker_loss="reassign")
-    return str(TrainApplication(job, []).ledger(2))
+    return str(TrainApplication(job, []).ledger_before(2))
 
 
 # ---------------------------------------------------------------------------- by kind

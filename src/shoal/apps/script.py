@@ -24,7 +24,7 @@ from shoal.engines.script_options import variables_of
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import anywhere, importable
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
-from shoal.reports.events import losses, read_events, write_tables
+from shoal.reports.events import lost_members, read_events, write_tables
 from shoal.reports.logged import logged_summary, logged_tables
 from shoal.runs.application import Application
 from shoal.runs.job_file import SCRIPT, dump_job
@@ -69,23 +69,23 @@ class ScriptApplication(Application[ScriptRun]):
             self.spec, imports=self.imports, strategy=anywhere(self.spec.strategy)
         )
 
-    def prepare(self, start_clock: int, console: Console) -> None:
-        before = job_of(Path(self.spec.resume)) if start_clock else None
-        self._steps = before.steps_until(start_clock) if before is not None else ()
+    def prepare(self, console: Console) -> None:
+        before = job_of(Path(self.spec.resume)) if self.start.clock else None
+        self._steps = before.steps_until(self.start.clock) if before is not None else ()
 
     def job(self) -> str:
         return dump_job(
             self.spec,
             SCRIPT,
             script=[*self.script],
-            command=f"shoal run {self.words()}",
+            command=f"shoal run {self.resume_words()}",
             steps_before=[*map(list, self._steps)],
         )
 
-    def ledger(self, start_clock: int) -> LedgerRecord | None:
-        return ledger_of(self.spec.resume, start_clock)
+    def ledger_before(self, clock: int) -> LedgerRecord | None:
+        return ledger_of(self.spec.resume, clock)
 
-    def worker_tasks(self, engine: LocalEngine, started_at: float, start_clock: int) -> list[Task]:
+    def worker_tasks(self, engine: LocalEngine, started_at: float) -> list[Task]:
         how, threads = self.spec, threads_of(self.spec.workers)
         env = {
             "SHOAL_SCHEDULER": engine.address("scheduler"),
@@ -98,7 +98,7 @@ class ScriptApplication(Application[ScriptRun]):
             "SHOAL_RUN_DIR": str(engine.folder.path.resolve()),
             "OMP_NUM_THREADS": str(threads),
             **variables_of(how),
-            **environment(how.resume, start_clock, self._steps),
+            **environment(how.resume, self.start.clock, self._steps),
         }
         script, *args = self.script
         return [
@@ -112,7 +112,7 @@ class ScriptApplication(Application[ScriptRun]):
             for rank in range(how.workers)
         ]
 
-    def words(self) -> str:
+    def resume_words(self) -> str:
         """Return the words of a command that runs the same script again."""
         before = job_of(Path(self.spec.resume)) if self.spec.resume else None
         options = words_of_change(self.spec, ScriptRun(), *filter(None, [before]))
@@ -134,10 +134,12 @@ def _summarise(
     """Return the run's figures, with `logged_summary` of those that its workers have logged."""
     events = list(read_events(folder.events, torn=True))
     write_tables(folder, events)
+    gone = lost_members(events, once=False)
     return {
         "script": script.name,
         "logged": logged_summary(logged_tables(events)),
-        **losses(events),
+        "lost": gone["lost"],
+        "dropped": gone["dropped"],
         "wall_s": time.time() - started_at,
         "workers": how.workers,
         "servers": how.servers,

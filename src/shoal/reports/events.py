@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -170,19 +170,30 @@ def time_to(events: list[dict[str, Any]]) -> dict[str, float]:
     return reached
 
 
-def losses(events: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the names of the members of the first group that were lost, and of those dropped.
+def lost_members(events: Sequence[Mapping[str, Any]], once: bool) -> dict[str, Any]:
+    """Return the figures of a run's summary about members of the first group that it lost.
 
-    >>> losses([{"kind": "lost", "name": "worker-1"}, {"kind": "lost", "name": "eval/worker-0"}])
-    {'lost': ['worker-1'], 'dropped': []}
+    lost, dropped:  their names, and the names of those that were too slow
+    reassigned:     the batches that others did in their place
+    may_repeat:     the deaths at which a batch may have counted twice
+
+    once:  whether the run counts each batch once, because its workers push in rounds
+
+    >>> lost_members([{"kind": "lost", "name": "worker-1"}], once=True)
+    {'lost': ['worker-1'], 'dropped': [], 'reassigned': 0, 'may_repeat': 0}
     """
     names: dict[str, list[str]] = {"lost": [], "dropped": []}
+    returned = [each for each in events if each["kind"] == "returned" and not each.get("group")]
     for event in events:
         if event["kind"] in names:
             names[event["kind"]].append(event["name"])
     gone = names["dropped"]
-    lost = [name for name in names["lost"] if name not in gone and "/" not in name]
-    return {"lost": lost, "dropped": gone}
+    return {
+        "lost": [name for name in names["lost"] if name not in gone and "/" not in name],
+        "dropped": gone,
+        "reassigned": sum(each["count"] for each in returned),
+        "may_repeat": 0 if once else len(returned),
+    }
 
 
 def _tables(events: list[dict[str, Any]], kind: str, columns: tuple[str, ...]) -> dict[int, Table]:

@@ -91,6 +91,7 @@ def _learning_curve(
     traces: list[Trace] = []
     for number, cell in enumerate(cells):
         lines = {axis: _means(cell, axis, points_of) for axis in AXES_X}
+        lines = {axis: line for axis, line in lines.items() if axis == "step" or _moves(line)}
         length = max(map(len, lines.values()))
         if not length:
             continue
@@ -116,6 +117,11 @@ class _Mean:
     y: float
     least: float
     most: float
+
+
+def _moves(line: Sequence[_Mean]) -> bool:
+    """Return whether a line has more than one place: some events count no bytes."""
+    return len({mean.x for mean in line}) > 1 or len(line) == 1
 
 
 def _values(lines: Mapping[str, Sequence[_Mean]], band: bool) -> dict[str, dict[str, list[float]]]:

@@ -171,15 +171,20 @@ def show_summary(console: Console, summary: dict[str, Any], losses: Sequence[flo
     }
     if summary.get("differs"):
         rows["replicas differed"] = f"{summary['differs']} times; events.jsonl has where"
-    if summary.get("dropped"):
-        rows["left behind"] = ", ".join(summary["dropped"]) + " (too slow)"
-    if summary["lost"]:
-        rows["went on without"] = ", ".join(summary["lost"])
     if summary.get("notes"):
         rows["data"] = "; ".join(summary["notes"])
     for name, value in rows.items():
         table.add_row(name, value, style="bold" if name == "test accuracy" else None)
+    show_losses(table, summary)
     console.print(table)
+
+
+def show_losses(table: Table, summary: Mapping[str, Any]) -> None:
+    """Add the workers that a run has lost, or left behind, to the table of its figures."""
+    if dropped := summary.get("dropped"):
+        table.add_row("left behind", f"{', '.join(dropped)} (too slow)")
+    if lost := summary["lost"]:
+        table.add_row("went on without", ", ".join(lost))
 
 
 def show_comparison(

@@ -42,9 +42,12 @@ MEASURED = (
     "Times are of training: evaluations are left out. Bytes are those that have gone through the "
     "workers' links."
 )
-COMPARED = (
-    f"Means over the seeds, ± their standard deviation; the best of each column is bold. {MEASURED}"
-)
+SPREAD = "Means over the seeds, ± their standard deviation; the best of each column is bold."
+NOTES = {  # on the table, by application
+    "": MEASURED,
+    "ctr": "Bytes are those of pushes and pulls; the time of training has the scores of --valid.",
+    "word2vec": "Bytes are those of pushes and pulls; times are of the whole run.",
+}
 LOGGED = (
     "The last number is that of the worker of lowest rank that has recorded it; the least and the "
     "greatest are of all workers."
@@ -218,12 +221,13 @@ class _Table:
 def _table_of(compared: ComparedRuns, rows: Sequence[Row]) -> _Table:
     """Return a table with a line for each cell, without columns in which none has a value."""
     known, threshold = compared.columns, compared.threshold()
+    of = compared.comparison.application
     columns = [each for each in known if any(row[each.name] is not None for row in rows)]
     return _Table(
         "cell" if len(rows) > 1 else "run",
         [each.title.format(threshold=threshold) for each in columns],
         [{"name": row["cell"], "shown": _shown(row, rows, columns)} for row in rows],
-        COMPARED if len(rows) > 1 else MEASURED,
+        " ".join(filter(None, (SPREAD if len(rows) > 1 else "", NOTES[of]))),
     )
 
 

@@ -1,1 +1,1 @@
-"""Jobs, comparisons of jobs, their simulated time, and the trust in files that describe them."""
+"""The life of a run on this machine: its options, its processes, its end; and jobs in files."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -23,6 +24,21 @@ Spec = TypeVar("Spec", bound=RunOptions)
 Display = AbstractContextManager[Callable[[], None]]
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins.
+
+    Attributes:
+        clock: the clock of the checkpoint that it continues from; 0 for a new run.
+        shards: the folder of the shards that its tables begin with; "" for none.
+        ledger: the lease ledger as of the checkpoint; None for a run without leases.
+    """
+
+    clock: int = 0
+    shards: str = ""
+    ledger: LedgerRecord | None = None
+
+
 class Application(ABC, Generic[Spec]):
     """One run of an application: its options, and what is done before, during and after it.
 
@@ -34,7 +50,8 @@ class Application(ABC, Generic[Spec]):
         preload: the modules that servers and workers share.
         saves_shards: whether servers save their shards at the end of the run.
         imports, script: the user's code that servers import, as in `ServerRole`.
-        spec: the options of the run, which `prepare` completes.
+        spec: the options of the run, which `prepare` and `set_up` complete.
+        start: where it begins, as `begin_at` finds it.
     """
 
     name: ClassVar[str] = ""
@@ -44,6 +61,7 @@ class Application(ABC, Generic[Spec]):
     saves_shards: ClassVar[bool] = True
     imports: tuple[str, ...] = ()
     script: tuple[str, ...] = ()
+    start: Start = Start()
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -54,34 +72,37 @@ class Application(ABC, Generic[Spec]):
         """The first part of the name of the run's folder, where --title does not give one."""
 
     def check(self) -> None:
-        """Refuse options that contradict each other, before any file is read."""
+        """Refuse options that contradict each other, before files of another run are read."""
 
-    def prepare(self, start_clock: int, console: Console) -> None:
+    def begin_at(self, clock: int) -> None:
+        """Find what the run takes from the checkpoint at a clock; at 0 it is a new run."""
+        self.start = Start(clock, self.shards_before(clock), self.ledger_before(clock))
+
+    def prepare(self, console: Console) -> None:
         """Read and check the inputs, and complete `spec`; nothing has been written yet.
 
-        start_clock:  the clock of the checkpoint that the run continues from; 0 for a new run
-        console:      the console that shows what takes long
+        console:  the console that shows what takes long
         """
 
-    def begin(self, folder: RunFolder) -> None:
+    def set_up(self, folder: RunFolder) -> None:
         """Write the files of the run that its workers need, and complete `spec`."""
 
     def job(self) -> str:
         """Return the text of the run's job, from which it can be resumed."""
         return dump_job(self.spec, self.name)
 
-    def init(self, start_clock: int) -> str:
+    def shards_before(self, clock: int) -> str:
         """Return the folder of the shards that tables begin with; "" for none."""
-        return begun_with(self.spec.resume, start_clock) if self.spec.uses_servers else ""
+        return begun_with(self.spec.resume, clock) if self.spec.uses_servers else ""
 
-    def ledger(self, start_clock: int) -> LedgerRecord | None:
+    def ledger_before(self, clock: int) -> LedgerRecord | None:
         """Return the lease ledger as of the checkpoint; None for a run without leases."""
-        if self.spec.on_worker_loss != "reassign" or not start_clock:
+        if self.spec.on_worker_loss != "reassign" or not clock:
             return None
         epochs: int = getattr(self.spec, "epochs", 0)
-        return ledger_of(self.spec.resume, start_clock, epochs, needed=True)
+        return ledger_of(self.spec.resume, clock, epochs, needed=True)
 
-    def worker_tasks(self, engine: LocalEngine, started_at: float, start_clock: int) -> list[Task]:
+    def worker_tasks(self, engine: LocalEngine, started_at: float) -> list[Task]:
         """Return the tasks of the run's workers."""
         task = WorkerTask(
             spec=msgspec.to_builtins(self.spec),
@@ -89,9 +110,9 @@ class Application(ABC, Generic[Spec]):
             token=engine.token,
             folder=str(engine.folder.path.resolve()),
             started_at=started_at,
-            start_clock=start_clock,
+            start_clock=self.start.clock,
             threads=threads_of(self.spec.workers),
-            more=self.worker_inputs(engine),
+            inputs=self.worker_inputs(engine),
         )
         return [
             Task(f"worker-{rank}", self.entry, {**msgspec.to_builtins(task), "rank": rank})
@@ -102,7 +123,7 @@ class Application(ABC, Generic[Spec]):
         """Return what workers need beside the options of the run."""
         return {}
 
-    def words(self) -> str:
+    def resume_words(self) -> str:
         """Return the words of a command that continues the earlier run again."""
         return ""
 

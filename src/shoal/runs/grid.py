@@ -23,6 +23,7 @@ from shoal.strategies import Strategy, strategies
 BANDWIDTH_MAX = 1_000_000  # Mbit/s
 BANDWIDTH = "bandwidth"  # an axis that is no field of a job
 SOURCES = {"ctr": "train", "word2vec": "texts"}  # the field with the data of an application
+FIRST_SEEDS = {"word2vec": 1}  # of runs to which none is given, where it is not 0
 SET = "set."  # in front of a strategy's setting
 AXES = (
     *("strategy", "model", "workers", "servers", "replicas", "redundancy"),
@@ -74,7 +75,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         application: the application whose runs are compared, "ctr" or "word2vec"; "" for training
-            jobs. `job` and `grid` have fields of its options then, and each field may be an axis.
+            jobs. `job` and `grid` have fields of its options then, and cells are all combinations:
+            an option that another one does not use is not left out.
         job: the fields of `JobSpec` that all cells share.
         grid: the values of each axis. An axis that a strategy does not have, such as the staleness
             of ssp, is left out for that strategy. `set` has axes of settings, such as
@@ -104,7 +106,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             names = ", ".join(name for name in usual if given[name] != usual[name])
             raise InvalidValue(f"{names}: real processes take their own time; add --simulated")
         if self.application and (self.simulated or self.strategies):
-            raise InvalidValue(f"runs of {self.application} have real processes and no strategies")
+            raise InvalidValue(
+                f"simulated time and [strategies.NAME] belong to training jobs, not to "
+                f"{self.application}"
+            )
 
     @property
     def source(self) -> str:
@@ -125,7 +130,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def seeds_of(self) -> range:
         """Return the seeds, beginning with the job's."""
-        first = from_mapping({"seed": self.job.get("seed", 0)}).seed
+        given = self.job.get("seed", FIRST_SEEDS.get(self.application, 0))
+        first = from_mapping({"seed": given}).seed
         return range(first, first + self.seeds)
 
     def cells(self) -> list[Cell]:
@@ -196,9 +202,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if not varied and axis != BANDWIDTH:
                 fields[axis] = value
             if len(axes[axis]) > 1:
-                labels = {label_of(each) for each in axes[axis]}  # used if they differ
-                shown_value = label_of(value) if len(labels) == len(axes[axis]) else value
-                shown.append(f"{(*varied, axis)[0]}={shown_value}")
+                shown.append(f"{(*varied, axis)[0]}={_shown(value, axes[axis])}")
         fields["set"] = settings
         bandwidth = values.get(BANDWIDTH, 0)
         number = isinstance(bandwidth, int | float) and not isinstance(bandwidth, bool)
@@ -236,9 +240,15 @@ def _product(application: str, job: Values, grid: Mapping[str, Any]) -> list[Cel
     cells = []
     for chosen in product(*axes.values()):
         values = dict(zip(axes, chosen, strict=True))
-        name = " ".join(f"{axis}={label_of(values[axis])}" for axis in varied) or application
-        cells.append(Cell(name, values, {**job, **values}))
+        shown = [f"{axis}={_shown(values[axis], axes[axis])}" for axis in varied]
+        cells.append(Cell(" ".join(shown) or application, values, {**job, **values}))
     return cells
+
+
+def _shown(value: Any, values: Sequence[Any]) -> Any:
+    """Return a value of an axis as names of cells show it: its label, where labels differ."""
+    labels = {label_of(each) for each in values}
+    return label_of(value) if len(labels) == len(values) else value
 
 
 def names_of(axis: str) -> list[str]:

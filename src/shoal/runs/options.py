@@ -92,7 +92,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return {name: getattr(self, name) for name in names if name in schema.__struct_fields__}
 
     @property
-    def losses(self) -> LossPolicy:
+    def loss_policy(self) -> LossPolicy:
         """The processes that the run may lose, and those that are started again."""
         sizes = self.servers, self.replicas, self.workers
         return loss_policy(*sizes, self.on_worker_loss, self.slow_workers)

@@ -19,23 +19,20 @@ def tasks_of(
     application: Application[Spec],
     engine: LocalEngine,
     started_at: float,
-    start_clock: int = 0,
     more_workers: int = 0,
 ) -> list[Task]:
     """Return the tasks of a run: its scheduler, its servers and its workers.
 
-    start_clock:   the clock of the checkpoint that the run continues from
     more_workers:  the number of workers that the caller starts beside them
     """
-    cluster = cluster_of(application, engine, started_at, start_clock, more_workers)
-    return cluster + application.worker_tasks(engine, started_at, start_clock)
+    cluster = cluster_of(application, engine, started_at, more_workers)
+    return cluster + application.worker_tasks(engine, started_at)
 
 
 def cluster_of(
     application: Application[Spec],
     engine: LocalEngine,
     started_at: float,
-    start_clock: int = 0,
     more_workers: int = 0,
 ) -> list[Task]:
     """Return the tasks of a run's scheduler and servers.
@@ -43,15 +40,14 @@ def cluster_of(
     Each gets the options of the run that it has by the same name. Over TCP they have a token,
     because other users of the machine can connect; a Unix socket is in a folder of this user.
     """
-    run, folder = application.spec, engine.folder
+    run, start, folder = application.spec, application.start, engine.folder
     if run.transport == "tcp":
         engine.token = secrets.token_urlsafe(24)
-    init = application.init(start_clock)
     common: dict[str, Any] = {
         "token": engine.token,
         "events": str(folder.events),
         "started_at": started_at,
-        "start_clock": start_clock,
+        "start_clock": start.clock,
     }
     server = {
         **run.shared_with(ServerRole),
@@ -59,7 +55,7 @@ def cluster_of(
         "listen": "" if run.transport == "unix" else "tcp://127.0.0.1:0",
         "init_timeout_s": UNLIMITED_S,
         "save": str(folder.shards.resolve()) if application.saves_shards else "",
-        "init": init,
+        "init": start.shards,
         "imports": application.imports,
         "script": application.script,
         "checkpoints": str(folder.checkpoints.resolve()),  # a checkpoint may be asked for
@@ -74,8 +70,8 @@ def cluster_of(
         "replicas": run.replicas if run.uses_servers else 1,
         "join_timeout_s": UNLIMITED_S,
         "leases": str(folder.leases.resolve()),
-        "fragment_rows": SavedTables(Path(init)).fragment_rows if init else {},
-        "ledger": application.ledger(start_clock),
+        "fragment_rows": SavedTables(Path(start.shards)).fragment_rows if start.shards else {},
+        "ledger": start.ledger,
     }
     roles = SchedulerRole(**scheduler), ServerRole(**server)
     return cluster_tasks(engine, *roles, application.preload)

@@ -49,7 +49,7 @@ def join_run(
     """
     folder = engine.folder
     try:
-        engine.join(tick, policy=run.losses)
+        engine.join(tick, policy=run.loss_policy)
         save_end(run, folder, start_clock)
         if said := without_checkpoint(run, folder):
             log.warning("%s", said)

@@ -43,18 +43,18 @@ def run_here(
     console = console or Console(quiet=True)
     application.check()
     spec = application.spec
-    start_clock = resumed_at(spec.resume, spec.resume_at, trust, spec.keeps_states)
-    application.prepare(start_clock, console)
+    application.begin_at(resumed_at(spec.resume, spec.resume_at, trust, spec.keeps_states))
+    application.prepare(console)
     title = spec.title or application.title
     folder = RunFolder.create(Path(spec.out), title, started_at)
-    application.begin(folder)
+    application.set_up(folder)
     folder.write_job(application.job())
     with engine_of(folder) as engine:
-        for task in tasks_of(application, engine, started_at, start_clock):
+        for task in tasks_of(application, engine, started_at):
             engine.start(task)
         with application.display(console, folder) as tick:
-            how = application.command, application.words()
-            join_run(engine, application.spec, *how, tick, start_clock)
+            how = application.command, application.resume_words()
+            join_run(engine, application.spec, *how, tick, application.start.clock)
     summary = application.summarise(folder, started_at)
     folder.write_summary(summary)
     return summary

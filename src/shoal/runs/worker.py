@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from shoal.client.client import Client
     from shoal.client.options import ClientOptions
 
 
@@ -29,7 +31,7 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     started_at:   the time at which the run began
     start_clock:  the clock of the checkpoint that the run continues from; 0 for a new run
     threads:      the threads of the worker
-    more:         what the application's workers need beside it
+    inputs:       what the application's workers need beside it
     """
 
     spec: dict[str, Any]
@@ -40,7 +42,7 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     start_clock: int
     threads: int
     rank: int = 0
-    more: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
 
     @property
     def paths(self) -> RunFolder:
@@ -67,6 +69,24 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
             abort_on_error=run.on_worker_loss == "stop",
             **run.shared_with(ClientOptions),
         )
+
+
+def written_by_first(
+    client: Client, write: Callable[[], object], there: Callable[[], bool], barrier: str
+) -> None:
+    """Have the worker of lowest rank write what the run has once; all wait until it is there.
+
+    If that worker dies before it has, the next one does so.
+
+    there:    whether it is there, whole; all workers see the same once they have left the barrier
+    barrier:  the name of the barrier
+    """
+    while True:
+        if client.rank == client.first_rank and not there():
+            write()
+        client.barrier(barrier)
+        if there():
+            return
 
 
 def threads_of(workers: int) -> int:

@@ -31,6 +31,15 @@ def rows_of(batch):
         yield float(label), tuple(keys.tolist())
 
 
+def test_rows_may_be_without_keys(tmp_path):
+    none = np.zeros(0, np.int64)
+    labels = np.ones(3, np.float32)
+    bare = Batch(labels, np.zeros(3, np.int64), none.astype(np.uint64), labels[:0], none)
+    write_rows(tmp_path / "rows", [bare])
+    found = LeasedRows(tmp_path / "rows", CtrSpec(batch_size=2)).batch(0, 0)
+    assert (len(found), len(found.keys)) == (2, 0)
+
+
 @pytest.mark.parametrize("shuffle", [0, 10])
 @pytest.mark.parametrize("size", [1, 3, 10, 64])
 def test_each_row_is_in_one_batch_of_each_epoch(tmp_path, shuffle, size):

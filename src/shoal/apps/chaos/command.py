@@ -111,7 +111,7 @@ def run_chaos(
             bar.update(shown, completed=len(injector.injected))
 
         try:
-            engine.join(tick, tick_s=0.01, policy=job.losses)
+            engine.join(tick, tick_s=0.01, policy=job.loss_policy)
         except RangeLost as lost:
             if not early:
                 raise

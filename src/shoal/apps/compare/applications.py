@@ -11,13 +11,31 @@ import msgspec
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.train.command import TrainApplication
 from shoal.apps.word2vec.spec import WordsSpec
+from shoal.registry import unknown
 from shoal.runs.application import Application
-from shoal.runs.grid import Cell
+from shoal.runs.grid import Cell, Comparison
 from shoal.runs.job_file import converted
 from shoal.runs.options import RunOptions
 
 TITLE = "run"  # of a cell's run, whose folder is named after the cell
+NO_AXES = ("seed", "out", "title", "resume", "resume_at")
 SPECS: dict[str, type[RunOptions]] = {"ctr": CtrSpec, "word2vec": WordsSpec}
+
+
+def check_fields(comparison: Comparison) -> None:
+    """Refuse options that an application does not have, and axes that are of the whole comparison.
+
+    Raises:
+        UnknownName: there is no such option, or it cannot be an axis
+    """
+    fields = SPECS[comparison.application].__struct_fields__
+    axes = [name for name in fields if name not in NO_AXES]
+    for name in comparison.job:
+        if name not in fields:
+            raise unknown(f"option of {comparison.application}", name, fields)
+    for name in comparison.grid:
+        if name not in axes:
+            raise unknown("axis of a comparison", name, axes)
 
 
 def application_of(

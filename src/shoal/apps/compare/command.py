@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shoal import factories
-from shoal.apps.compare.applications import application_of
+from shoal.apps.compare.applications import application_of, check_fields
 from shoal.apps.compare.runs import (
     check_limited,
     measured,
@@ -54,6 +54,7 @@ def begin_comparison(
 
 def _check_application(comparison: Comparison, cells: Sequence[Cell], out: Path) -> None:
     """Check the options of every cell, and the data of the first."""
+    check_fields(comparison)
     seed, quiet = comparison.seeds_of()[0], Console(quiet=True)
     for cell in cells:
         try:
@@ -62,7 +63,7 @@ def _check_application(comparison: Comparison, cells: Sequence[Cell], out: Path)
         except (InvalidValue, UnknownName) as error:
             raise type(error)(f"cell {cell.name!r}: {error.message}") from None
         if cell is cells[0]:
-            application.prepare(0, quiet)
+            application.prepare(quiet)
 
 
 def _checked(
@@ -119,15 +120,13 @@ def run_comparison(
     cells = comparison.cells()
     folder.write_cells([(cell.name, cell.folder, dict(cell.values)) for cell in cells])
     runs = [
-        run_of(comparison, folder, cell, seed, data_dirs)
-        for seed in comparison.seeds_of()
-        for cell in cells
+        run_of(comparison, folder, cell, seed) for seed in comparison.seeds_of() for cell in cells
     ]
     left = [run for run in runs if folder.ended(run.cell.folder, run.seed) is None]
     running = (
         simulated(left, data_dirs, jobs or os.cpu_count() or 1)
         if comparison.simulated
-        else on_processes(left, trust)
+        else on_processes(left, data_dirs, trust)
     )
     failed = {}
     with _bar(console) as bar, closing(running):
@@ -223,6 +222,11 @@ def compare(
     values["data"] = str(data) if isinstance(data, str | Path) else factories.name_of(data)
     if named != [""]:
         values["model"] = named
+    if "application" in values:
+        raise InvalidValue(
+            "shoal.compare compares training jobs; for others: shoal compare "
+            f"{values['application']}"
+        )
     wanted = comparison_from({}, values)
     folders = search_path(None, {})
     places = [data_dirs] if isinstance(data_dirs, str | Path) else data_dirs

@@ -21,6 +21,7 @@ from shoal.errors import InvalidValue, ShoalError
 from shoal.runs.application import Application
 from shoal.runs.grid import Cell, Comparison
 from shoal.runs.job import JobSpec
+from shoal.runs.options import RunOptions
 from shoal.runs.run import run_here
 from shoal.runs.simulated_time import SimulatedTime
 from shoal.storage.comparison_folder import ComparisonFolder
@@ -33,12 +34,17 @@ class CellRun:
 
     cell: Cell
     seed: int
-    application: Application[Any]
+    out: Path
+    kind: str
     simulation: SimulatedTime
 
     @property
     def name(self) -> str:
         return f"{self.cell.name}, seed {self.seed}"
+
+    def application(self, data_dirs: Sequence[Path]) -> Application[Any]:
+        """Return what is run; a new one each time, as it may hold its data."""
+        return application_of(self.kind, self.cell, self.seed, self.out, data_dirs)
 
 
 def run_of(
@@ -46,42 +52,41 @@ def run_of(
     folder: ComparisonFolder,
     cell: Cell,
     seed: int,
-    data_dirs: Sequence[Path],
 ) -> CellRun:
     """Return the run of a cell with one of the seeds, in its place in the comparison's folder."""
     out = folder.runs(cell.folder, seed)
-    application = application_of(comparison.application, cell, seed, out, data_dirs)
     simulation = comparison.simulation
     if comparison.simulated and not simulation.batch_s:
-        key = _key(application.spec)
+        key = _key(cell.job(seed, str(out)))
         batch_s = comparison.measured.get(key)
         if batch_s is None:
             raise InvalidValue(f"{folder.comparison} has no seconds a batch of {key!r}")
         simulation = msgspec.structs.replace(simulation, batch_s=batch_s)
-    return CellRun(cell, seed, application, simulation)
+    return CellRun(cell, seed, out, comparison.application, simulation)
 
 
 # ---------------------------------------------------------------------------- real processes
 
 
-def on_processes(runs: Sequence[CellRun], trust: bool) -> Generator[tuple[str, str]]:
+def on_processes(
+    runs: Sequence[CellRun], data_dirs: Sequence[Path], trust: bool
+) -> Generator[tuple[str, str]]:
     """Do one run after the other; yield the name of each, and its error."""
     for run in runs:
         error = ""
         try:
             with ExitStack() as stack:
-                engine_of: Any = LocalEngine
+                application, engine_of = run.application(data_dirs), LocalEngine
                 if run.cell.bandwidth:
-                    engine_of = _limited(stack, run)
-                run_here(run.application, trust=trust, engine_of=engine_of)
+                    engine_of = _limited(stack, application.spec, run.cell.bandwidth)
+                run_here(application, trust=trust, engine_of=engine_of)
         except ShoalError as failed:
             error = failed.message
         yield run.name, error
 
 
-def _limited(stack: ExitStack, run: CellRun) -> Any:
+def _limited(stack: ExitStack, job: RunOptions, bandwidth: float) -> Any:
     """Set up hosts with links of the cell's bandwidth; return the function that makes an engine."""
-    job = run.application.spec
     servers = job.servers if job.uses_servers else 0
     names = [
         "scheduler",
@@ -90,7 +95,7 @@ def _limited(stack: ExitStack, run: CellRun) -> Any:
     ]
     hosts = stack.enter_context(Hosts(names))
     for name in names:
-        hosts.slow(name, run.cell.bandwidth)
+        hosts.slow(name, bandwidth)
 
     def engine_of(folder: RunFolder) -> LocalEngine:
         return HostsEngine(folder, hosts)
@@ -128,7 +133,7 @@ def simulated(
 
 def _simulate(run: CellRun, data_dirs: Sequence[Path]) -> str:
     try:
-        simulate_job(run.application.spec, run.simulation, data_dirs, run.cell.bandwidth)
+        simulate_job(run.application(data_dirs).spec, run.simulation, data_dirs, run.cell.bandwidth)
     except ShoalError as error:
         return error.message
     except Exception as error:  # from the user's model, data or strategy

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import msgspec
@@ -28,11 +29,10 @@ from shoal.engines.base import SPARSE
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.extras import require
-from shoal.reports.events import losses, read_events
-from shoal.reports.live import live, progress_console
+from shoal.reports.events import lost_members, read_events
+from shoal.reports.live import live, progress_console, show_losses
 from shoal.runs.application import Application, Display
 from shoal.runs.job_file import converted
-from shoal.runs.resume import begun_with
 from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder, shard_files
 
@@ -136,8 +136,10 @@ class CtrApplication(Application[CtrSpec]):
     def check(self) -> None:
         require("sklearn", METRICS)  # fail before the training, not after it
 
-    def prepare(self, start_clock: int, console: Console) -> None:
+    def prepare(self, console: Console) -> None:
         spec = self.spec
+        if self.start.ledger is not None:
+            _check_same_batches(spec)
         if spec.train:
             source = Source(spec, spec.train)
             spec = source.described()  # all later reads and predictions use it
@@ -152,15 +154,14 @@ class CtrApplication(Application[CtrSpec]):
         for path in filter(None, (spec.valid, spec.test)):
             check_alike(spec, path)
             check_trainable(spec, path)
-        if start_clock:
-            spec = msgspec.structs.replace(spec, init=begun_with(spec.resume, start_clock))
-        if spec.init:
+        if self.start.shards:
+            spec = msgspec.structs.replace(spec, init=self.start.shards)
             shard_files(Path(spec.init))
             if RunFolder(Path(spec.init)).job.exists():
                 spec_of(Path(spec.init))  # refuses keys of another rule
         self.spec = spec
 
-    def begin(self, folder: RunFolder) -> None:
+    def set_up(self, folder: RunFolder) -> None:
         spec = self.spec
         if not spec.train:
             train, test = write_sample(folder.path, spec.seed)
@@ -172,14 +173,15 @@ class CtrApplication(Application[CtrSpec]):
     def job(self) -> str:
         return job_text(self.spec)
 
-    def init(self, start_clock: int) -> str:
-        return self.spec.init
+    def shards_before(self, clock: int) -> str:
+        return super().shards_before(clock) or self.spec.init
 
     def worker_inputs(self, engine: LocalEngine) -> dict[str, Any]:
         """Read the rows once, where any worker may get the batches of another."""
         if self.spec.on_worker_loss != "reassign":
             return {}
-        rows = engine.sockets / "rows"  # deleted with the run's sockets
+        rows = engine.folder.path / "rows"
+        engine.at_stop.callback(rmtree, rows, ignore_errors=True)
         source, labels = Source(self.spec, self.spec.train), Labels()
         write_rows(rows, counted(source, labels))
         if source.keys:
@@ -201,6 +203,18 @@ class CtrApplication(Application[CtrSpec]):
         summary = _summarise(self.spec, folder, started_at, self._read)
         summary["warnings"] += self._doubts
         return summary
+
+
+def _check_same_batches(spec: CtrSpec) -> None:
+    """Refuse to continue a run with leases whose numbers of batches would name other rows."""
+    before = spec_of(Path(spec.resume))
+    for name, was, now in (
+        ("--batch-size", before.batch_size, spec.batch_size),
+        ("--seed", before.seed, spec.seed),
+        ("--shuffle", bool(before.shuffle), bool(spec.shuffle)),
+    ):
+        if was != now:
+            raise InvalidValue(f"{spec.resume} leases batches of its rows: {name} cannot change")
 
 
 def _fields(spec: CtrSpec) -> int:
@@ -243,7 +257,7 @@ def _summarise(
         "tables": _tables(events),
         "skipped": sum(each["skipped"] for each in readers),
         "warnings": _warnings(spec, readers) + _unique(spec, folder),
-        **losses(events),
+        **lost_members(events, once=spec.strategy == "sync"),
         "train_s": max(result["seconds"] for result in results),
         "wall_s": time.time() - started_at,
         "bytes_pushed": sum(result["bytes_pushed"] for result in results),
@@ -321,8 +335,7 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         table.add_row("epochs", f"{len(summary['valid'])}, and the best was {valid['epoch']}")
     if summary["skipped"]:
         table.add_row("lines left out", str(summary["skipped"]))
-    if summary["lost"]:
-        table.add_row("went on without", ", ".join(summary["lost"]))
+    show_losses(table, summary)
     table.add_row("run", summary["run_dir"])
     console.print(table)
     for text in summary["warnings"]:

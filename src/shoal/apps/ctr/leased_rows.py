@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,10 +46,7 @@ class LeasedRows:
     """
 
     def __init__(self, folder: Path, spec: CtrSpec) -> None:
-        parts = {
-            name: np.asarray(np.memmap(folder / name, kind, "c"))  # as if writable, for the kernel
-            for name, kind in PARTS.items()
-        }
+        parts = {name: _mapped(folder / name, np.dtype(kind)) for name, kind in PARTS.items()}
         self._rows = Batch(**parts)
         self._spec = spec
         self._epoch, self._order = -1, np.arange(0)
@@ -66,3 +64,10 @@ class LeasedRows:
             self._epoch = epoch
         first = number * self._spec.batch_size
         return taken(self._rows, self._order[first : first + self._spec.batch_size])
+
+
+def _mapped(path: Path, kind: np.dtype[Any]) -> np.ndarray:
+    """Return the values in a file, as if writable, for the kernel that copies them."""
+    if not path.stat().st_size:
+        return np.empty(0, kind)
+    return np.asarray(np.memmap(path, kind, "c"))

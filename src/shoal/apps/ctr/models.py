@@ -89,13 +89,15 @@ class Factored:
         ahead: list[Wanted] = []
         if self._asynchronous and following is not None:
             ahead = self.module.wanted(following)
-        push(self.module, weight=len(batch), then=ahead)
+        pushed = push(self.module, weight=len(batch), then=ahead)
         if self._optimizer is not None:
             self._optimizer.step(weight=len(batch))  # it ends the clock
         else:
             clock = self._client.advance()  # checkpoints are taken at clocks, of any strategy
-            if not self._asynchronous:
+            if not self._asynchronous or following is None:
                 clock.wait()
+        if following is None and pushed is not None:
+            pushed.wait()  # the next lease says that this batch is done
         return logits.detach().numpy(), loss.item()
 
     def idle(self) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from shoal.extras import require
-from shoal.storage.files import damaged, read_arrays
+from shoal.storage.files import damaged, read_arrays, write_whole
 from shoal.storage.run_folder import RunFolder
 
 TEST, PROGRESSIVE = "test.npz", "progressive.npz"  # in a worker's folder
@@ -56,7 +56,12 @@ class Scores:
 
     def save(self, path: Path) -> None:
         logits, labels = self.all()
-        np.savez(path, logits=logits, labels=labels)
+
+        def write(fresh: Path) -> None:
+            with fresh.open("xb") as file:  # savez adds .npz to a path
+                np.savez(file, logits=logits, labels=labels)
+
+        write_whole(path, write)
 
 
 def figures(paths: Sequence[Path]) -> dict[str, float | None]:

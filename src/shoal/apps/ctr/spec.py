@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from shoal.engines.options import option
 from shoal.errors import DataMissing, InvalidValue, UnknownFormat
 from shoal.runs.job_file import converted, dump_job, load_run_job
-from shoal.runs.options import RunOptions, check_backup, need_servers
+from shoal.runs.options import RunOptions, check_backup, check_staleness, need_servers
 from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import Consistency, asp, bsp, ssp
@@ -59,8 +59,7 @@ class CtrSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
         super().__post_init__()
         need_servers(self.servers)
         check_backup(self)
-        if self.staleness and self.strategy != "ssp":
-            raise InvalidValue(f"staleness belongs to strategy 'ssp', not to {self.strategy!r}")
+        check_staleness(self.staleness, self.strategy)
         if self.negative and self.negative == self.positive:
             raise InvalidValue(f"--positive and --negative name the same label, {self.negative!r}")
         if self.negative and not self.positive:

@@ -24,7 +24,7 @@ from shoal.client.client import Client
 from shoal.client.context import Context
 from shoal.client.leases import take_lease
 from shoal.runs.resume import epochs_of
-from shoal.runs.worker import WorkerTask
+from shoal.runs.worker import WorkerTask, written_by_first
 from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
 
@@ -41,16 +41,21 @@ def run_ctr_worker(**given: Any) -> None:
     options = msgspec.convert(task.spec, CtrSpec)
     paths, rank = task.paths, task.rank
     with Client(task.scheduler, task.client_options(options)) as client:
-        trainer = Trainer(options, context_of(options, client), log, task.start_clock)
+        context = context_of(options, client, task.start_clock)
+        trainer = Trainer(options, context, log, task.start_clock)
         if options.on_worker_loss == "reassign":
-            trainer.train_leased(LeasedRows(Path(task.more["rows"]), options))
+            trainer.train_leased(LeasedRows(Path(task.inputs["rows"]), options))
         else:
             trainer.train()
         client.advance(last=True).wait()  # the others need not wait for this worker any more
         client.barrier("trained")
-        if client.rank == client.first_rank:
-            trainer.scores_of(options.test).save(paths.worker(rank) / TEST)
-        client.barrier("evaluated")
+        tests = [paths.worker(each) / TEST for each in range(options.workers)]
+        written_by_first(
+            client,
+            lambda: trainer.scores_of(options.test).save(tests[rank]),
+            lambda: any(path.exists() for path in tests),
+            "evaluated",
+        )
         trainer.progressive.save(paths.worker(rank) / PROGRESSIVE)
         paths.write_result(rank, trainer.result())
         if trainer.keys:
@@ -59,15 +64,18 @@ def run_ctr_worker(**given: Any) -> None:
     log.close()
 
 
-def context_of(spec: CtrSpec, client: Client) -> Context:
-    """Return the context of this worker, which may replace one that was lost."""
+def context_of(spec: CtrSpec, client: Client, start_clock: int) -> Context:
+    """Return the context of this worker, which may replace one that was lost.
+
+    start_clock:  the clock of the checkpoint that the run continues from
+    """
     before = frozenset(table.name for table in client.view.tables) if client.clock else frozenset()
     return Context(
         client.rank,
         spec.workers,
         client,
         tables_before=before,
-        began_at=client.clock,
+        began_at=start_clock + client.clock,
         on_worker_loss=spec.on_worker_loss,
     )
 
@@ -104,7 +112,7 @@ class Trainer:
         self._labels = Labels()
         self._joined_at = context.client.clock  # above 0 for one that replaces another
         self._missed = start_clock + self._joined_at
-        self._rows = self._steps = self._scored_rows = 0
+        self._rows = self._steps = self._scored_rows = self._logged = 0
         self._seconds = 0.0
 
     @property
@@ -182,9 +190,10 @@ class Trainer:
         self._rows += len(batch)
         self._steps += 1
         if self._steps % STEPS_A_LINE == 1:
-            mean = loss / len(batch)
+            mean, rows = loss / len(batch), self._rows - self._logged
+            self._logged = self._rows
             self._log.write(
-                "step", step=self._steps, epoch=epoch, loss=mean, samples=self._rows, staleness=0
+                "step", step=self._steps, epoch=epoch, loss=mean, samples=rows, staleness=0
             )
 
     def _stops(self, epoch: int) -> bool:

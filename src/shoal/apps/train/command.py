@@ -15,7 +15,7 @@ from shoal import factories as imports
 from shoal.apps.result import RunResult
 from shoal.apps.train.checks import check_continued, check_inputs, check_job
 from shoal.engines.local import LocalEngine
-from shoal.reports.events import losses, read_events, time_to, write_tables
+from shoal.reports.events import lost_members, read_events, time_to, write_tables
 from shoal.reports.live import live, progress_console
 from shoal.runs.application import Application, Display
 from shoal.runs.job import JobSpec, continued, from_mapping
@@ -82,10 +82,10 @@ class TrainApplication(Application[JobSpec]):
     def check(self) -> None:
         check_job(self.spec)
 
-    def prepare(self, start_clock: int, console: Console) -> None:
+    def prepare(self, console: Console) -> None:
         self.spec = self.spec.resolved
-        if start_clock:
-            check_continued(self.spec, start_clock)
+        if self.start.clock:
+            check_continued(self.spec, self.start.clock)
         self._notes = check_inputs(self.spec, self._data_dirs)
 
     def worker_inputs(self, engine: LocalEngine) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class TrainApplication(Application[JobSpec]):
             "rendezvous": f"file://{engine.sockets}/rendezvous",
         }
 
-    def words(self) -> str:
+    def resume_words(self) -> str:
         if not self.spec.resume:
             return ""
         before = from_mapping(load_run_job(Path(self.spec.resume)))
@@ -112,7 +112,6 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
     """Return the run's figures, averaged over the workers; bytes and samples are sums."""
     results = folder.results(job.workers, FIGURES)
     events = list(read_events(folder.events, torn=True))
-    returned = [each for each in events if each["kind"] == "returned" and not each.get("group")]
     mean = {
         key: sum(result[key] for result in results) / len(results)
         for key in ("accuracy", "loss", "best_accuracy", "staleness")
@@ -124,10 +123,8 @@ def summarise(job: JobSpec, folder: RunFolder, started_at: float) -> dict[str, A
         "steps": max(r["steps"] for r in results),
         "wall_s": time.time() - started_at,
         "time_to": time_to(events),
-        **losses(events),
-        "reassigned": sum(each["count"] for each in returned),
+        **lost_members(events, once=closes(job)),
         "differs": sum(each["kind"] == "differs" for each in events),
-        "may_repeat": 0 if closes(job) else len(returned),
         "bytes_pushed": sum(r["bytes_pushed"] for r in results),
         "bytes_pulled": sum(r["bytes_pulled"] for r in results),
         "bytes_sent": sum(r["bytes_sent"] for r in results),

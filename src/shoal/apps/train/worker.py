@@ -45,12 +45,12 @@ def run_worker(
     spec = from_mapping(task.spec)
     torch.set_default_dtype(getattr(torch, spec.dtype))
     paths, rank, start_clock = task.paths, task.rank, task.start_clock
-    data = load_dataset(spec, [Path(each) for each in task.more["data_dirs"]])
+    data = load_dataset(spec, [Path(each) for each in task.inputs["data_dirs"]])
     setup = set_up(spec, data, rank, start_clock)
     strategy, learner = setup.strategy, setup.model
     with Client(task.scheduler, task.client_options(spec)) as client:
         if not strategy.traits.uses_servers and spec.collective == "gloo":
-            client.collective = ProcessGroup(rank, spec.workers, task.more["rendezvous"])
+            client.collective = ProcessGroup(rank, spec.workers, task.inputs["rendezvous"])
         clocks = CheckpointClocks(spec.checkpoint_every)
         alone, kept = not strategy.traits.uses_servers, spec.keep_checkpoints
         states = WorkerStates(paths.checkpoints, rank, clocks, start_clock, alone, kept, client.run)

@@ -27,10 +27,11 @@ from shoal.apps.word2vec.vectors import (
 )
 from shoal.engines.base import SPARSE
 from shoal.engines.local import LocalEngine
+from shoal.engines.options import flag_of
 from shoal.errors import DataMissing, InvalidValue
 from shoal.extras import require
-from shoal.reports.events import losses, read_events
-from shoal.reports.live import live, progress_console
+from shoal.reports.events import lost_members, read_events
+from shoal.reports.live import live, progress_console, show_losses
 from shoal.runs.application import Application, Display
 from shoal.runs.job_file import converted, load_run_job
 from shoal.runs.run import run_here
@@ -133,14 +134,17 @@ class WordsApplication(Application[WordsSpec]):
         return f"word2vec-{self.spec.model}"
 
     def check(self) -> None:
-        if self.spec.analogies:
-            deque(questions_in(Path(self.spec.analogies)), maxlen=0)
         if self.spec.similarities:
             require("scipy.stats", "--similarities")
-            deque(pairs_in(Path(self.spec.similarities)), maxlen=0)
 
-    def prepare(self, start_clock: int, console: Console) -> None:
+    def prepare(self, console: Console) -> None:
         spec, corpus = self.spec, self._given
+        if self.start.ledger is not None:
+            _check_same_blocks(spec)
+        if spec.analogies:
+            deque(questions_in(Path(spec.analogies)), maxlen=0)
+        if spec.similarities:
+            deque(pairs_in(Path(spec.similarities)), maxlen=0)
         if corpus is None:
             with console.status("reading the text"):
                 corpus = read_corpus(spec)
@@ -154,10 +158,11 @@ class WordsApplication(Application[WordsSpec]):
             )
         for line in told(corpus):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-        if start_clock and corpus.words != read_text(Path(spec.resume) / VOCABULARY).splitlines():
+        known = read_text(Path(spec.resume) / VOCABULARY) if self.start.clock else ""
+        if self.start.clock and corpus.words != known.splitlines():
             raise InvalidValue(f"{spec.resume} was trained on another text: its vocabulary differs")
 
-    def begin(self, folder: RunFolder) -> None:
+    def set_up(self, folder: RunFolder) -> None:
         write_whole(folder.path / VOCABULARY, "\n".join(self._corpus.words) + "\n")
 
     def worker_inputs(self, engine: LocalEngine) -> dict[str, Any]:
@@ -170,6 +175,15 @@ class WordsApplication(Application[WordsSpec]):
 
     def summarise(self, folder: RunFolder, started_at: float) -> dict[str, Any]:
         return _summarise(self.spec, self._corpus, folder, started_at)
+
+
+def _check_same_blocks(spec: WordsSpec) -> None:
+    """Refuse to continue a run with leases whose numbers of blocks would name other text."""
+    before = spec_from({"resume": spec.resume})
+    for name in ("block_words", "seed"):
+        if getattr(before, name) != getattr(spec, name):
+            flag = flag_of(WordsSpec, name)
+            raise InvalidValue(f"{spec.resume} leases blocks of its text: {flag} cannot change")
 
 
 def read_corpus(spec: WordsSpec) -> Corpus:
@@ -215,7 +229,7 @@ def _summarise(
         / max(1e-9, *(result["seconds"] for result in results)),
         "analogies": scores.get("analogies"),
         "similarities": scores.get("similarities"),
-        **losses(read_events(folder.events, torn=True)),
+        **lost_members(list(read_events(folder.events, torn=True)), once=False),
         "wall_s": time.time() - started_at,
         "bytes_pushed": sum(result["bytes_pushed"] for result in results),
         "bytes_pulled": sum(result["bytes_pulled"] for result in results),
@@ -239,7 +253,6 @@ def show_summary(console: Console, summary: dict[str, Any]) -> None:
         found = summary["similarities"]
         table.add_row("similarities", f"{found['spearman']:.4f} (Spearman, {found['pairs']} pairs)")
     table.add_row("seconds", f"{summary['wall_s']:.1f}")
-    if summary["lost"]:
-        table.add_row("went on without", ", ".join(summary["lost"]))
+    show_losses(table, summary)
     table.add_row("vectors", f"{summary['vectors']}, and vectors.txt beside it")
     console.print(table)

@@ -13,7 +13,7 @@ from shoal.data.streams import lines, opened
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, UnknownName
 from shoal.extras import require
 from shoal.runs.job_file import load_run_job
-from shoal.storage.files import naming, read_text
+from shoal.storage.files import naming, read_text, write_whole
 from shoal.storage.run_folder import RunFolder
 
 APPLICATION = "word2vec"
@@ -119,13 +119,17 @@ class Vectors:
 
     def save(self, path: Path, binary: bool) -> None:
         """Write the format of word2vec.c, for gensim's KeyedVectors.load_word2vec_format."""
-        with path.open("wb") as file:
-            file.write(f"{len(self.words)} {self.vectors.shape[1]}\n".encode())
-            for word, vector in zip(self.words, self.vectors.astype(np.float32), strict=True):
-                if binary:
-                    file.write(word.encode() + b" " + vector.tobytes() + b"\n")
-                else:
-                    file.write(f"{word} {' '.join(f'{x:.6g}' for x in vector)}\n".encode())
+
+        def write(fresh: Path) -> None:
+            with fresh.open("xb") as file:
+                file.write(f"{len(self.words)} {self.vectors.shape[1]}\n".encode())
+                for word, vector in zip(self.words, self.vectors.astype(np.float32), strict=True):
+                    if binary:
+                        file.write(word.encode() + b" " + vector.tobytes() + b"\n")
+                    else:
+                        file.write(f"{word} {' '.join(f'{x:.6g}' for x in vector)}\n".encode())
+
+        write_whole(path, write)
 
     def analogies(self, path: Path) -> dict[str, float | int]:
         """Count the questions `a b c d` (a is to b as c to d) that have the answer d.

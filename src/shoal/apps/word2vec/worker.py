@@ -35,7 +35,7 @@ from shoal.client.leases import take_lease
 from shoal.client.sparse.exchanges import Batch, pull_op, push_op
 from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.runs.resume import epochs_of
-from shoal.runs.worker import WorkerTask
+from shoal.runs.worker import WorkerTask, written_by_first
 from shoal.storage.event_log import EventLog
 from shoal.storage.files import read_text
 from shoal.tables.init import Init
@@ -55,7 +55,7 @@ def run_words_worker(**given: Any) -> None:
     torch.set_num_threads(1)  # `spec.threads` are threads of ours
     options = msgspec.convert(task.spec, WordsSpec)
     paths, rank = task.paths, task.rank
-    ids, counts = load_ids(Path(task.more["corpus"]))
+    ids, counts = load_ids(Path(task.inputs["corpus"]))
     with Client(task.scheduler, task.client_options(options)) as client:
         leased = options.on_worker_loss == "reassign"
         own = ids if leased else ids[shares(ids, options.workers)[rank]]
@@ -68,16 +68,20 @@ def run_words_worker(**given: Any) -> None:
         client.advance(last=True).wait()  # a checkpoint need not wait for this worker any more
         client.barrier("trained")
         result = trainer.figures()
-        if client.rank == client.first_rank:
+
+        def write() -> None:
             words = read_text(paths.path / VOCABULARY).splitlines()
             vectors = Vectors(words, trainer.fetch(len(words)), options.tokens)
-            vectors.save(paths.path / "vectors.txt", binary=False)
-            vectors.save(paths.path / BINARY, binary=True)
             if options.analogies:
                 result["analogies"] = vectors.analogies(Path(options.analogies))
             if options.similarities:
                 result["similarities"] = vectors.similarities(Path(options.similarities))
-        client.barrier("written")
+            vectors.save(paths.path / "vectors.txt", binary=False)
+            vectors.save(
+                paths.path / BINARY, binary=True
+            )  # the last, which tells that all is there
+
+        written_by_first(client, write, (paths.path / BINARY).exists, "written")
         paths.write_result(rank, result)
     log.write("end", rank=rank)
     log.close()
@@ -149,6 +153,7 @@ class Trainer:
         clock, joined_at = start_clock, self._client.clock
         if start_clock:  # the clock exceeds this worker's blocks if another worker had more
             start_clock = min(start_clock, epochs_of(spec.resume) * len(pieces))
+        resumed_at = start_clock
         start_clock += joined_at  # above 0 for a worker that replaces another
         turns = [
             (epoch, number)
@@ -172,7 +177,7 @@ class Trainer:
             block = following
         self._seconds = time.monotonic() - begin
         self._clock = max(clock, len(turns))
-        self._epochs = max(spec.epochs, -(-start_clock // max(len(pieces), 1)))
+        self._epochs = max(spec.epochs, -(-resumed_at // max(len(pieces), 1)))
 
     def train_leased(self, start_clock: int) -> None:
         """Train on the blocks that the scheduler leases to this worker, until all are done.
@@ -181,6 +186,7 @@ class Trainer:
         """
         spec, size, client = self._spec, self._spec.block_words, self._client
         pieces = [self._ids[at : at + size] for at in range(0, len(self._ids), size)]
+        self._log.write("begin", rank=client.rank, batches=len(pieces))
         every = max(1, len(pieces) // 50)
         begin = time.monotonic()
         self._clock = start_clock + client.clock

@@ -1,0 +1,39 @@
+"""What a run has once: the worker of lowest rank writes it, or the next if that one dies."""
+
+from shoal.runs.worker import written_by_first
+
+
+class Seen:
+    """A client of rank 1, in a group whose members leave at barriers."""
+
+    rank = 1
+
+    def __init__(self, *groups):
+        self._groups = list(groups)  # ranks before each barrier
+        self.entered = []
+
+    @property
+    def first_rank(self):
+        return min(self._groups[0])
+
+    def barrier(self, name):
+        self.entered.append(name)
+        if len(self._groups) > 1:
+            del self._groups[0]
+
+
+def written(client, before=False):
+    found = [True] if before else []
+    written_by_first(client, lambda: found.append(True), lambda: bool(found), "written")
+    return len(found)
+
+
+def test_the_first_writes_and_the_others_wait():
+    assert written(Seen([1, 2])) == 1
+    assert written(Seen([0, 1]), before=True) == 1  # by another
+
+
+def test_the_next_writes_what_the_first_has_not():
+    client = Seen([0, 1], [1])
+    assert written(client) == 1
+    assert client.entered == ["written", "written"]

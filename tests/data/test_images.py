@@ -81,6 +81,9 @@ def test_folders_behind_links_count_and_unreadable_ones_are_named(tmp_path: Path
         write(tmp_path / name, RED)
     (tmp_path / "pets" / "dog").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "pets" / "dog" / "around").symlink_to(tmp_path / "pets")  # is not followed
+    (tmp_path / "pets" / "owl").symlink_to(tmp_path / "elsewhere")  # as dog
+    assert read_images(tmp_path / "pets")["label"].tolist() == [0, 1, 2]
+    (tmp_path / "pets" / "owl").unlink()
     os.mkfifo(tmp_path / "pets" / "cat" / "2.jpg")
     assert read_images(tmp_path / "pets")["label"].tolist() == [0, 1]
     with pytest.raises(DataMissing, match="nothere: cannot be read"):

@@ -22,15 +22,22 @@ class Seen:
             del self._groups[0]
 
 
-def written(client, before=False):
+def written(client, before=False, replaces=False):
     found = [True] if before else []
-    written_by_first(client, lambda: found.append(True), lambda: bool(found), "written")
+    there = lambda: bool(found)  # noqa: E731
+    written_by_first(client, lambda: found.append(True), there, "written", replaces)
     return len(found)
 
 
 def test_the_first_writes_and_the_others_wait():
     assert written(Seen([1, 2])) == 1
     assert written(Seen([0, 1]), before=True) == 1  # by another
+
+
+def test_one_that_has_replaced_another_writes_again():
+    """Those that have ended before have written without its training."""
+    assert written(Seen([1]), before=True, replaces=True) == 2
+    assert written(Seen([0, 1]), before=True, replaces=True) == 1
 
 
 def test_the_next_writes_what_the_first_has_not():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from shoal.data.readers import read_bytes, samples, tar_files
 from shoal.data.streams import corrupt
-from shoal.errors import DataCorrupt, DataMissing, InvalidValue
+from shoal.errors import DataCorrupt, DataMissing, InvalidValue, ShoalError
 from shoal.extras import require
 
 Pixels = npt.NDArray[np.uint8]
@@ -66,16 +67,23 @@ def files_of_images(folder: Path) -> list[Path]:
     def unreadable(error: OSError) -> NoReturn:
         raise DataMissing(f"{error.filename}: cannot be read ({error.strerror})")
 
-    found, seen = [], set()
+    found = []
+    around = {str(folder): frozenset([os.path.realpath(folder)])}  # folders around each, and it
     for place, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
-        folders[:] = [name for name in folders if _counts(name)]
-        real = os.path.realpath(place)
-        if real in seen:  # a link to a folder around it
-            folders.clear()
-            continue
-        seen.add(real)
-        paths = (Path(place, name) for name in names if _counts(name, SUFFIXES))
-        found += [path for path in paths if path.is_file()]
+        above, inner = around.pop(place), []
+        for name in filter(_counts, folders):
+            path = Path(place, name)
+            if (real := os.path.realpath(path)) not in above:  # a link may lead around
+                around[str(path)] = above | {real}
+                inner.append(name)
+        folders[:] = inner
+        for name in names:
+            try:
+                path = Path(place, name)
+                if _counts(name, SUFFIXES) and stat.S_ISREG(path.stat().st_mode):
+                    found.append(path)
+            except OSError as error:
+                unreadable(error)
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 
@@ -198,7 +206,7 @@ def _decoded(path: Path, image: _Image, like: Pixels | None = None) -> Pixels:
             pixels = _pixels(opened, grey) if fits else np.empty(0, np.uint8)
     except Image.DecompressionBombError:
         corrupt(file, f"{image.name!r} has too many pixels", byte=image.offset)
-    except DataCorrupt:  # of `read`
+    except ShoalError:  # of `read`
         raise
     except Exception as error:  # of Pillow, which has several for damaged files
         said = type(error).__name__ if "<_io" in str(error) else error

@@ -89,9 +89,10 @@ def _learning_curve(
 ) -> Figure:
     title, note = COURSES[name]
     traces: list[Trace] = []
+    drawn = [{axis: _means(cell, axis, points_of) for axis in AXES_X} for cell in cells]
+    axes = [axis for axis in AXES_X if axis == "step" or any(_moves(each[axis]) for each in drawn)]
     for number, cell in enumerate(cells):
-        lines = {axis: _means(cell, axis, points_of) for axis in AXES_X}
-        lines = {axis: line for axis, line in lines.items() if axis == "step" or _moves(line)}
+        lines = {axis: drawn[number][axis] for axis in axes}
         length = max(map(len, lines.values()))
         if not length:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from shoal.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from shoal.client.client import Client
     from shoal.client.options import ClientOptions
+
+RELEASED_S = 0.1
 
 
 class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,21 +75,29 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def written_by_first(
-    client: Client, write: Callable[[], object], there: Callable[[], bool], barrier: str
+    client: Client,
+    write: Callable[[], object],
+    there: Callable[[], bool],
+    barrier: str,
+    replaces: bool = False,
 ) -> None:
     """Have the worker of lowest rank write what the run has once; all wait until it is there.
 
     If that worker dies before it has, the next one does so.
 
-    there:    whether it is there, whole; all workers see the same once they have left the barrier
-    barrier:  the name of the barrier
+    there:     whether it is there, whole; all workers see the same once they have left the barrier
+    barrier:   the name of the barrier
+    replaces:  whether this worker has replaced another: those that ended before it was there have
+               written without its training, and it writes again
     """
     while True:
-        if client.rank == client.first_rank and not there():
+        if client.rank == client.first_rank and (replaces or not there()):
             write()
+            replaces = False
         client.barrier(barrier)
         if there():
             return
+        time.sleep(RELEASED_S)  # a death releases the barrier before the view without it comes
 
 
 def threads_of(workers: int) -> int:

@@ -156,8 +156,8 @@ class Scenario:
 
     def _on_note(self, node: NodeId, note: Note) -> None:
         machine = self.world.nodes[node].machine
-        if note.kind == "joined" and node in self.cluster.lost:  # as the node itself has heard
-            self.cluster.rejoined(node)
+        if note.kind in ("joined", "view") and node in self.cluster.lost:
+            self.cluster.rejoined(node)  # as the node itself has heard, of itself or by a view
         if note.kind == "view" and node != SCHEDULER:
             self._views.adopted(node, note.fields["view"])
             if self.plan.unheard and isinstance(machine, ServerMachine):

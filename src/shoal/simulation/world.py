@@ -49,8 +49,6 @@ from shoal.simulation.node import Program, SimNode, Sleep
 from shoal.simulation.offloading import OffloadedWork
 from shoal.simulation.trace import Trace
 
-LONGEST_PAUSE_S = 8.5  # less than the time for which a sole replica is waited for
-
 
 class World:
     """The network, the clock and the disks of all machines of a cluster.
@@ -154,7 +152,6 @@ class World:
         sim = self.nodes[node]
         if self.now >= sim.paused_until:
             sim.paused_at = self.now
-        until = min(until, sim.paused_at + LONGEST_PAUSE_S)  # also of several, one in another
         sim.paused_until = max(until, sim.paused_until)
         if not busy:
             sim.stopped_until = max(until, sim.stopped_until)

@@ -63,6 +63,7 @@ def _check_application(comparison: Comparison, cells: Sequence[Cell], out: Path)
         except (InvalidValue, UnknownName) as error:
             raise type(error)(f"cell {cell.name!r}: {error.message}") from None
         if cell is cells[0]:
+            application.begin_at(0)
             application.prepare(quiet)
 
 

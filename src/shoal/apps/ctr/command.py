@@ -243,7 +243,7 @@ def _summarise(
     progressive = [each / PROGRESSIVE for each in at_the_end]
     for result, path in zip(results, progressive, strict=True):
         result["progressive"] = figures([path])
-    tested = [each / TEST for each in at_the_end if (each / TEST).exists()]
+    tested = [path for path in (folder.worker(0) / TEST,) if path.exists()]
     events = list(read_events(folder.events, torn=True))
     readers = [*results, read] if read else results
     return {

@@ -49,13 +49,9 @@ def run_ctr_worker(**given: Any) -> None:
             trainer.train()
         client.advance(last=True).wait()  # the others need not wait for this worker any more
         client.barrier("trained")
-        tests = [paths.worker(each) / TEST for each in range(options.workers)]
-        written_by_first(
-            client,
-            lambda: trainer.scores_of(options.test).save(tests[rank]),
-            lambda: any(path.exists() for path in tests),
-            "evaluated",
-        )
+        test = paths.worker(0) / TEST
+        save = lambda: trainer.scores_of(options.test).save(test)  # noqa: E731
+        written_by_first(client, save, test.exists, "evaluated", trainer.joined_at > 0)
         trainer.progressive.save(paths.worker(rank) / PROGRESSIVE)
         paths.write_result(rank, trainer.result())
         if trainer.keys:
@@ -110,8 +106,8 @@ class Trainer:
         self._start_clock = start_clock
         self._epochs = 0
         self._labels = Labels()
-        self._joined_at = context.client.clock  # above 0 for one that replaces another
-        self._missed = start_clock + self._joined_at
+        self.joined_at = context.client.clock  # above 0 for one that replaces another
+        self._missed = start_clock + self.joined_at
         self._rows = self._steps = self._scored_rows = self._logged = 0
         self._seconds = 0.0
 
@@ -146,7 +142,7 @@ class Trainer:
         """Train on the batches that the scheduler leases to this worker, until all are done."""
         client, spec = self._context.client, self._spec
         patient = spec.consistency.name == "asp"
-        self._steps = self._start_clock + self._joined_at
+        self._steps = self._start_clock + self.joined_at
         begin = time.monotonic()
         while not (lease := take_lease(client, spec.epochs, len(rows), patient)).over:
             if not lease.count:
@@ -168,7 +164,7 @@ class Trainer:
         """
         before = self._spec.resume
         done = min(self._start_clock, epochs_of(before) * batches)
-        self._missed = max(done + self._joined_at - batches, 0)
+        self._missed = max(done + self.joined_at - batches, 0)
         self._epochs = max(self._epochs, -(-done // batches))
         if self._context.rank == 0:
             scored = scores_before(RunFolder(Path(before)))

@@ -21,6 +21,7 @@ from shoal.apps.word2vec.tokens import AUTO, SPACE, WORDS
 from shoal.apps.word2vec.vectors import (
     APPLICATION,
     BINARY,
+    SCORES,
     VOCABULARY,
     pairs_in,
     questions_in,
@@ -35,7 +36,7 @@ from shoal.reports.live import live, progress_console, show_losses
 from shoal.runs.application import Application, Display
 from shoal.runs.job_file import converted, load_run_job
 from shoal.runs.run import run_here
-from shoal.storage.files import read_text, write_whole
+from shoal.storage.files import read_object, read_text, write_whole
 from shoal.storage.run_folder import RunFolder
 
 MEANINGS = {  # by whether --tokens is space: its meaning, and the alternative
@@ -218,7 +219,7 @@ def _summarise(
     spec: WordsSpec, corpus: Corpus, folder: RunFolder, started_at: float
 ) -> dict[str, Any]:
     results = folder.results(spec.workers, FIGURES)
-    scores = next((each for each in results if "analogies" in each or "similarities" in each), {})
+    scores = read_object(folder.path / SCORES)
     return {
         "model": spec.model,
         "tokens": corpus.tokens,

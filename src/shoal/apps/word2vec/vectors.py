@@ -18,6 +18,7 @@ from shoal.storage.run_folder import RunFolder
 
 APPLICATION = "word2vec"
 VOCABULARY, BINARY = "vocabulary.txt", "vectors.bin"  # files in a run's folder
+SCORES = "scores.json"  # of the vectors, written last
 QUESTIONS_A_BLOCK = 512
 
 

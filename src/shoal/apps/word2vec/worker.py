@@ -7,6 +7,7 @@ message pushes the changes of a block and pulls the rows of the next one.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from shoal.apps.word2vec.model import (
 )
 from shoal.apps.word2vec.numbering import BREAK
 from shoal.apps.word2vec.spec import WordsSpec
-from shoal.apps.word2vec.vectors import BINARY, VOCABULARY, Vectors
+from shoal.apps.word2vec.vectors import BINARY, SCORES, VOCABULARY, Vectors
 from shoal.client.client import Client
 from shoal.client.leases import take_lease
 from shoal.client.sparse.exchanges import Batch, pull_op, push_op
@@ -37,7 +38,7 @@ from shoal.protocol.requests import Exchange, PullOp, PushOp
 from shoal.runs.resume import epochs_of
 from shoal.runs.worker import WorkerTask, written_by_first
 from shoal.storage.event_log import EventLog
-from shoal.storage.files import read_text
+from shoal.storage.files import read_text, write_whole
 from shoal.tables.init import Init
 from shoal.tables.spec import Access, TableSpec
 
@@ -72,16 +73,17 @@ def run_words_worker(**given: Any) -> None:
         def write() -> None:
             words = read_text(paths.path / VOCABULARY).splitlines()
             vectors = Vectors(words, trainer.fetch(len(words)), options.tokens)
-            if options.analogies:
-                result["analogies"] = vectors.analogies(Path(options.analogies))
-            if options.similarities:
-                result["similarities"] = vectors.similarities(Path(options.similarities))
             vectors.save(paths.path / "vectors.txt", binary=False)
-            vectors.save(
-                paths.path / BINARY, binary=True
-            )  # the last, which tells that all is there
+            vectors.save(paths.path / BINARY, binary=True)
+            scores: dict[str, Any] = {}
+            if options.analogies:
+                scores["analogies"] = vectors.analogies(Path(options.analogies))
+            if options.similarities:
+                scores["similarities"] = vectors.similarities(Path(options.similarities))
+            write_whole(paths.path / SCORES, json.dumps(scores))
 
-        written_by_first(client, write, (paths.path / BINARY).exists, "written")
+        there = (paths.path / SCORES).exists
+        written_by_first(client, write, there, "written", trainer.joined_at > 0)
         paths.write_result(rank, result)
     log.write("end", rank=rank)
     log.close()
@@ -140,6 +142,7 @@ class Trainer:
         self._in = client.create_table(TableSpec("in", 0, (spec.dim,), init=begin, **common))
         self._out = client.create_table(TableSpec("out", 0, (spec.dim,), **common))
         load_kernels(spec.dim)
+        self.joined_at = client.clock  # above 0 for a worker that replaces another
         self._words = self._seconds = 0.0
         self._clock = self._epochs = 0
 
@@ -150,11 +153,11 @@ class Trainer:
         self._log.write("begin", rank=self._client.rank, batches=len(pieces))
         every = max(1, len(pieces) // 50)
         begin = time.monotonic()
-        clock, joined_at = start_clock, self._client.clock
+        clock = start_clock
         if start_clock:  # the clock exceeds this worker's blocks if another worker had more
             start_clock = min(start_clock, epochs_of(spec.resume) * len(pieces))
         resumed_at = start_clock
-        start_clock += joined_at  # above 0 for a worker that replaces another
+        start_clock += self.joined_at
         turns = [
             (epoch, number)
             for epoch in range(spec.epochs)
@@ -189,7 +192,7 @@ class Trainer:
         self._log.write("begin", rank=client.rank, batches=len(pieces))
         every = max(1, len(pieces) // 50)
         begin = time.monotonic()
-        self._clock = start_clock + client.clock
+        self._clock = start_clock + self.joined_at
         while not (lease := take_lease(client, spec.epochs, len(pieces), patient=True)).over:
             numbers = self._order(lease.epoch, len(pieces), rank=0)
             numbers = numbers[lease.first : lease.first + lease.count]

@@ -12,6 +12,7 @@ from shoal.simulation.world import World
 STOPS_APART_S = 9.0  # after this time sole replicas are abandoned
 DEAD_S = 3.2  # a member that is separated for this long is declared dead
 BUSY_S = 3.8  # at most: a loop that makes no turn for longer is hung
+LONGEST_S = 8.5  # less than the time for which a sole replica is waited for
 HUNG_S = HANG_S + DEAD_S  # a member whose loop hangs for this long is declared dead
 
 
@@ -43,7 +44,7 @@ class Pauses:
             seconds += DEAD_S
         if names:
             self._count(what + (" for long" if seconds > DEAD_S else ""))
-            self._world.pause(self._aside.choice(names), self._world.now + seconds)
+            self._pause(self._aside.choice(names), seconds)
 
     def be_busy(self, what: str, names: list[NodeId]) -> None:
         """Have a node's loop make no turn, for a short time or for longer than `SILENCE_S`."""
@@ -51,7 +52,7 @@ class Pauses:
         if names:
             seconds = least + (BUSY_S - least) * self._aside.random()
             self._count("busy for longer than silence" if seconds > SILENCE_S else what)
-            self._world.pause(self._aside.choice(names), self._world.now + seconds, busy=True)
+            self._pause(self._aside.choice(names), seconds, busy=True)
 
     def stop_for_long(self, what: str, names: list[NodeId]) -> None:
         """Stop a node for so long that it is declared dead before it continues."""
@@ -65,4 +66,10 @@ class Pauses:
             self._count(what)
             self._stopped_at = max(self._stopped_at, now * of_server)
             seconds = HUNG_S + random.random() if hangs else DEAD_S + 3 * random.random()
-            self._world.pause(random.choice(names), now + seconds, busy=hangs)
+            self._pause(random.choice(names), seconds, busy=hangs)
+
+    def _pause(self, node: NodeId, seconds: float, busy: bool = False) -> None:
+        """Pause a node; pauses that overlap are together no longer than `LONGEST_S`."""
+        sim, now = self._world.nodes[node], self._world.now
+        began = sim.paused_at if now < sim.paused_until else now
+        self._world.pause(node, min(now + seconds, began + LONGEST_S), busy=busy)

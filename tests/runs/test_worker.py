@@ -1,25 +1,35 @@
 """What a run has once: the worker of lowest rank writes it, or the next if that one dies."""
 
+from types import SimpleNamespace
+
 from shoal.runs.worker import written_by_first
 
 
 class Seen:
-    """A client of rank 1, in a group whose members leave at barriers."""
+    """A client of rank 1, in a group whose first members die at barriers."""
 
     rank = 1
 
     def __init__(self, *groups):
-        self._groups = list(groups)  # ranks before each barrier
+        self._groups = list(groups)  # ranks in each view
         self.entered = []
 
     @property
     def first_rank(self):
         return min(self._groups[0])
 
+    @property
+    def view(self):
+        return SimpleNamespace(id=len(self._groups))
+
     def barrier(self, name):
         self.entered.append(name)
-        if len(self._groups) > 1:
-            del self._groups[0]
+
+    def await_until(self, true):
+        """The view without the dead worker comes after the barrier."""
+        assert not true()
+        del self._groups[0]
+        assert true()
 
 
 def written(client, before=False, replaces=False):

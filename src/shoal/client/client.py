@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import suppress
+from math import inf
 from time import monotonic, perf_counter
 from typing import Any, TypeVar
 
@@ -201,6 +202,32 @@ class Client(Operations, WorkerFigures):
             >>> client.await_table("docs/awaited") == spec
             True
         """
+        if not self.await_until(
+            lambda: self._driver.machine.number_of(name) is not None, timeout_s
+        ):
+            raise RequestTimeout(f"no worker has created table {name!r} in {timeout_s:g} s")
+        return self.table(name)
+
+    def await_until(self, true: Callable[[], bool], timeout_s: float = inf) -> bool:
+        """Wait until a condition holds that events of this worker's machine change, such as views.
+
+        Args:
+            true: the condition; it is asked again after each event.
+            timeout_s: the longest time to wait, in seconds.
+
+        Returns:
+            Whether it holds.
+
+        Raises:
+            RunAborted: the run ended with an error.
+            UsageError: this client is closed.
+
+        Example:
+            >>> import shoal
+            >>> client = shoal.init().client
+            >>> client.await_until(lambda: len(client.view.servers) > 1, timeout_s=0.01)
+            False
+        """
         until, before, changed = monotonic() + timeout_s, self.on_note, threading.Event()
 
         def noted(note: Note) -> None:
@@ -209,18 +236,18 @@ class Client(Operations, WorkerFigures):
 
         self.on_note = noted
         try:
-            while self._driver.machine.number_of(name) is None:
+            while not true():
                 if error := self._driver.stopped_by():
                     raise error
                 self._check()
                 left_s = until - monotonic()
                 if left_s <= 0:
-                    raise RequestTimeout(f"no worker has created table {name!r} in {timeout_s:g} s")
+                    return False
                 changed.wait(min(left_s, CHECK_S))
                 changed.clear()
         finally:
             self.on_note = before
-        return self.table(name)
+        return True
 
     # ------------------------------------------------------------------ programs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,7 @@ from shoal.storage.run_folder import RunFolder
 if TYPE_CHECKING:
     from shoal.client.client import Client
     from shoal.client.options import ClientOptions
-
-RELEASED_S = 0.1
+    from shoal.protocol.views import ViewId
 
 
 class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,13 +89,18 @@ def written_by_first(
                written without its training, and it writes again
     """
     while True:
+        seen = client.view.id
         if client.rank == client.first_rank and (replaces or not there()):
             write()
             replaces = False
         client.barrier(barrier)
         if there():
             return
-        time.sleep(RELEASED_S)  # a death releases the barrier before the view without it comes
+        _await_view_after(client, seen)  # its death releases the barrier, perhaps before it
+
+
+def _await_view_after(client: Client, seen: ViewId) -> None:
+    client.await_until(lambda: client.view.id != seen)
 
 
 def threads_of(workers: int) -> int:

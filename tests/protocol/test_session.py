@@ -19,7 +19,7 @@ from shoal.protocol.messages.membership import (
     NewView,
     NotJoined,
 )
-from shoal.protocol.requests import AbortRun, Cancel, FinishWork
+from shoal.protocol.requests import AbortRun, Cancel
 from shoal.protocol.session import Session
 from shoal.protocol.session_options import SessionOptions
 
@@ -216,14 +216,14 @@ def test_barriers_of_one_name_are_numbered_in_order(joined):
 
 def test_a_finish_asked_twice_resolves_both_requests(joined):
     out = []
-    joined.session.asked(1, FinishWork(), 0, 0.0, out)
-    joined.session.asked(2, FinishWork(), 0, 0.0, out)
+    joined.session.finish(1, 0.0, out)
+    joined.session.finish(2, 0.0, out)
     joined.handle(Finished())
     assert joined.resolved == {1: None, 2: None}
 
 
 def test_a_cancelled_finish_is_not_repeated(joined):
-    joined.session.asked(1, FinishWork(), 0, 0.0, [])
+    joined.session.finish(1, 0.0, [])
     joined.session.asked(2, Cancel(1), 0, 0.0, [])
     assert joined.session.questions() == []
     joined.handle(Finished())
@@ -232,7 +232,7 @@ def test_a_cancelled_finish_is_not_repeated(joined):
 
 def test_a_finish_without_an_answer_resolves_after_the_farewell_time(joined):
     """A scheduler that has ended the run does not answer any more, and its connection is closed."""
-    joined.session.asked(1, FinishWork(), 0, 0.0, [])
+    joined.session.finish(1, 0.0, [])
     joined.session.peer_lost(SCHEDULER, 0.0, closed=True)
     joined.tick(4.9)
     assert joined.resolved == {}
@@ -242,7 +242,7 @@ def test_a_finish_without_an_answer_resolves_after_the_farewell_time(joined):
 
 def test_that_time_begins_when_the_connection_is_closed(joined):
     """A scheduler whose path was cut closes the old connection, and answers on the next."""
-    joined.session.asked(1, FinishWork(), 0, 0.0, [])
+    joined.session.finish(1, 0.0, [])
     joined.wait(7.0)
     joined.session.peer_lost(SCHEDULER, 7.0, closed=True)
     joined.wait(11.9)
@@ -254,7 +254,7 @@ def test_that_time_begins_when_the_connection_is_closed(joined):
 @pytest.mark.parametrize("how", ["stands still", "is cut off"])
 def test_a_finish_waits_for_the_scheduler(joined, how):
     """It would take this worker for dead, or end the run without having asked the servers."""
-    joined.session.asked(1, FinishWork(), 0, 0.0, [])
+    joined.session.finish(1, 0.0, [])
     if how == "is cut off":
         joined.session.peer_lost(SCHEDULER, 0.0, closed=False)
     joined.wait(19.9)

@@ -33,6 +33,7 @@ FOUND = {  # seeds that have shown a fault, of the product or of a checker
     952662: "a request had 16 bytes more than its link held, and never came through",
     953998: "a server was busy, then hung, for longer than a sole replica is waited for",
     955828: "a member of which a crashed scheduler had not recorded the loss heard by a view",
+    957240: "a worker left while a new head waited for its clock, and a checkpoint was owed",
     3867826514: "a server left alone was noticed 9 s after a stopped scheduler ran again",
 }
 SHOW = "from shoal.simulation.scenario import simulate; print(simulate(7).trace_hash)"

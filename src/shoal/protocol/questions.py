@@ -71,6 +71,11 @@ class Questions:
         for request_id in question.request_ids if question is not None else ():
             out.append(Resolve(request_id, outcome or Outcome()))
 
+    def withdraw(self, key: str) -> list[int]:
+        """Ask a question no more; return the requests that wait for its answer."""
+        question = self._open.pop(key, None)
+        return question.request_ids if question is not None else []
+
     def end(self, outcome: Outcome, out: Effects) -> None:
         """Answer all questions with this outcome."""
         for key in list(self._open):

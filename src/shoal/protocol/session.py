@@ -59,7 +59,6 @@ from shoal.protocol.requests import (
     Cancel,
     DeclareTable,
     EnterBarrier,
-    FinishWork,
     SaveCheckpoint,
     TakeLease,
 )
@@ -161,8 +160,6 @@ class Session:
                 self.ask(f"checkpoint {request_id}", request_id, question, now, out)
             case AbortRun(reason):
                 self.ask("abort", request_id, Abort(bounded(reason)), now, out)
-            case FinishWork():
-                self.ask("finish", request_id, Finish(self.incarnation), now, out)
             case AwaitView():
                 self._awaiting.append(request_id)
                 self._show_view(out)
@@ -214,6 +211,14 @@ class Session:
     def forget(self, request_id: int) -> None:
         """Drop a request whose caller no longer waits."""
         self._questions.forget(request_id)
+
+    def finish(self, request_id: int, now: float, out: Effects) -> None:
+        """Tell the scheduler that this worker's work is done, as far as its view knows."""
+        self.ask("finish", request_id, Finish(self.incarnation, self.view_id), now, out)
+
+    def resume(self) -> list[int]:
+        """Withdraw an unanswered `finish`; return the requests that wait for it."""
+        return self._questions.withdraw("finish")
 
     # ------------------------------------------------------------------ events
 

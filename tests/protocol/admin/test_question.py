@@ -13,7 +13,7 @@ from shoal.protocol.messages.admin import (
     DeathReportSeen,
 )
 from shoal.protocol.messages.base import SCHEDULER
-from shoal.protocol.messages.membership import Finish, HeartbeatSeen, Join
+from shoal.protocol.messages.membership import HeartbeatSeen, Join
 
 CASES = [
     (CheckpointRequest(1), CheckpointPlanned(1, 40, 40, (("here", "/saved"),))),
@@ -79,7 +79,7 @@ def test_a_report_of_a_process_that_is_no_member_changes_nothing(rig, died):
 
 
 def test_a_report_of_a_finished_worker_changes_nothing(rig):
-    rig.receive("worker-1", Finish(3))
+    rig.finish("worker-1")
     rig.receive("engine", DeathReport("here", 12))
     assert rig.notes("lost") == []
 
@@ -94,7 +94,7 @@ def test_the_parent_of_a_process_is_told_whether_its_work_was_done(rig):
     """A process may have a connection that looks on, which nobody closes."""
     asked = {"process": 12, "group": "eval", "group_size": 1}
     rig.receive("guest-0", Join("guest-0", "worker", "", "here", **asked))
-    rig.receive("worker-1", Finish(rig.incarnation("worker-1")))
+    rig.finish("worker-1")
     rig.receive("engine", DeathReport("here", 12))
     assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12, True)}
     assert [each["node"] for each in rig.notes("lost")] == ["guest-0"]

@@ -4,7 +4,7 @@ from shoal.keys import KeyRange
 from tests.protocol.rigs.chain import ROWS, Chain
 from tests.protocol.rigs.machines import Rig, SchedulerRig, ServerRig, WorkerRig
 from tests.protocol.rigs.shard import FakeShard
-from tests.protocol.rigs.views import as_bytes, held_by, ints, table, view_of
+from tests.protocol.rigs.views import as_bytes, died, held_by, ints, table, view_of
 
 __all__ = [
     "ROWS",
@@ -16,6 +16,7 @@ __all__ = [
     "ServerRig",
     "WorkerRig",
     "as_bytes",
+    "died",
     "held_by",
     "ints",
     "table",

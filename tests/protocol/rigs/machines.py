@@ -30,6 +30,7 @@ from shoal.protocol.messages.admin import StatusReply, StatusRequest
 from shoal.protocol.messages.base import SCHEDULER, Message
 from shoal.protocol.messages.membership import (
     ConfirmRows,
+    Finish,
     Frozen,
     GroupProgress,
     Heartbeat,
@@ -45,7 +46,7 @@ from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.requests.requests import RequestOptions
 from shoal.protocol.server.state.shard_store import OpenStore
 from shoal.protocol.session import Session
-from shoal.protocol.views import NodeId, Role, View, ViewId
+from shoal.protocol.views import NO_VIEW, NodeId, Role, View, ViewId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
 from shoal.tables.spec import TableSpec
@@ -223,6 +224,11 @@ class SchedulerRig(Rig[SchedulerMachine]):
     def guest(self, name: NodeId, size: int = 1, group: str = "eval") -> None:
         """A worker of another group asks to join."""
         self.receive(name, Join(name, "worker", "", "here", group=group, group_size=size))
+
+    def finish(self, node: NodeId, view: ViewId | None = None) -> Effects:
+        """A worker finishes, in the view that it has: the current one, or another."""
+        has = view or (self.view.id if self.view is not None else NO_VIEW)
+        return self.receive(node, Finish(self.incarnation(node), has))
 
     def incarnation(self, node: NodeId) -> int:
         return self.machine.members.by_id[node].incarnation

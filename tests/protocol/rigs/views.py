@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
 from shoal.keys import KeyRange
 from shoal.protocol.scheduler.rows.placement import place
 from shoal.protocol.views import Member, View
@@ -37,6 +39,19 @@ def view_of(
         tables,
         tuple(place(each.cut(servers), members, replicas, 0) for each in tables),
         **more,
+    )
+
+
+def died(view: View, rank: int) -> View:
+    """The view after a server's death."""
+    return replace(
+        view,
+        number=view.number + 1,
+        servers=tuple(m for m in view.servers if m.rank != rank),
+        placements=tuple(
+            tuple(replace(a, chain=tuple(r for r in a.chain if r != rank)) for a in placements)
+            for placements in view.placements
+        ),
     )
 
 

@@ -5,7 +5,7 @@ import pytest
 from shoal.protocol.limits import BARRIERS_MAX, RELEASED_MAX
 from shoal.protocol.machine import PeerLost, Received
 from shoal.protocol.messages.admin import Waits
-from shoal.protocol.messages.membership import BarrierArrival, BarrierReleased, Finish
+from shoal.protocol.messages.membership import BarrierArrival, BarrierReleased
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_barrier_does_not_wait_for_dead_or_finished_workers(rigs):
     rig = rigs.SchedulerRig(elastic=True, workers=3)
     rig.join("server-0", "worker-0", "worker-1", "worker-2")
     rig.receive("worker-0", BarrierArrival(2, "epoch", 0, ("workers",)))
-    rig.receive("worker-1", Finish(3))
+    rig.finish("worker-1")
     assert rig.sent(BarrierReleased) == []
     rig.handle(PeerLost("worker-2"))
     rig.at(2.0)

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from shoal.protocol.limits import WINDOW
 from shoal.protocol.messages.admin import CheckpointPlanned, CheckpointRefused, CheckpointRequest
-from shoal.protocol.messages.membership import Finish, Freeze, Frozen, GroupProgress, ViewRefused
+from shoal.protocol.messages.membership import Freeze, Frozen, GroupProgress, ViewRefused
 from shoal.protocol.scheduler.checkpoint_plan import AHEAD, KEPT, NAMED_MAX, CheckpointPlan, marked
 from shoal.protocol.scheduler.failure_detector import LOOK_S
 from shoal.protocol.views import FOREVER, Member, View
@@ -171,7 +171,7 @@ def test_a_request_is_refused_where_servers_have_no_folder_or_no_worker_is_at_wo
     assert "server-0 has no folder for checkpoints" in refusal.reason
     assert rig.view.checkpoint_clocks == ()
     for rank in (0, 1):
-        rig.receive(f"worker-{rank}", Finish(2 + rank))
+        rig.finish(f"worker-{rank}")
     rig.receive("somebody", CheckpointRequest(2))
     [refusal] = rig.sent(CheckpointRefused)
     assert "no worker is at work" in refusal.reason

@@ -10,7 +10,6 @@ from shoal.protocol.messages.membership import (
     BarrierReleased,
     Declare,
     End,
-    Finish,
     Freeze,
     Heartbeat,
 )
@@ -46,11 +45,11 @@ def test_a_restarted_scheduler_grants_no_incarnation_twice(rigs):
 def test_a_restarted_scheduler_keeps_barriers_and_finished_workers(started):
     for node, incarnation in (("worker-0", 2), ("worker-1", 3)):
         started.receive(node, BarrierArrival(incarnation, "epoch", 0, ("workers",)))
-    started.receive("worker-0", Finish(2))
+    started.finish("worker-0")
     again = started.restart()
     again.receive("worker-1", BarrierArrival(3, "epoch", 0, ("workers",)))
     assert BarrierReleased("epoch", 0) in again.sent()
-    again.receive("worker-1", Finish(3))
+    again.finish("worker-1")
     again.confirm()
     assert End("") in again.sent()
 

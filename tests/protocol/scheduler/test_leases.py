@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from shoal.protocol.machine import PeerLost
-from shoal.protocol.messages.membership import End, Finish, Heartbeat, Lease, Leased, NotLeased
+from shoal.protocol.messages.membership import End, Heartbeat, Lease, Leased, NotLeased
 from shoal.protocol.requests import TakeLease
 from shoal.protocol.scheduler.leases.ledger import LEASE_MOST, Granted, Leases, LedgerRecord, Span
 from shoal.protocol.scheduler.leases.log import LeaseGranted, LeaseLog, LedgerBegun, WorkerGone
@@ -168,7 +168,7 @@ def test_a_finished_workers_leases_count_as_done(started):
     started.receive("worker-0", lease(mine, 0, **small))
     started.receive("worker-1", lease(other, 0, patient=True, **small))
     assert not started.told(Leased)
-    started.receive("worker-0", Finish(mine))
+    started.finish("worker-0")
     assert started.told(Leased)["worker-1"].over
 
 

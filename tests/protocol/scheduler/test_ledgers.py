@@ -6,7 +6,6 @@ from shoal.protocol.machine import Append, Persist, Send
 from shoal.protocol.messages.membership import (
     BarrierArrival,
     BarrierReleased,
-    Finish,
     Lease,
     Leased,
 )
@@ -53,7 +52,7 @@ def test_a_group_of_a_finished_groups_name_begins_with_new_barriers_and_leases(a
         assert attached.told(BarrierReleased) == {node: BarrierReleased("epoch", 0)}
         attached.receive(node, Lease(inc, 0, 1, 4))
         assert attached.told(Leased)[node] == Leased(0, 0, 0, 2, False)
-        attached.receive(node, Finish(inc))
+        attached.finish(node)
         attached.promise()
 
     life("guest-0")

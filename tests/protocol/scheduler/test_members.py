@@ -10,7 +10,6 @@ from shoal.protocol.messages.membership import (
     BarrierArrival,
     BarrierReleased,
     End,
-    Finish,
     Frozen,
     GroupProgress,
     Join,
@@ -91,13 +90,13 @@ def test_a_group_that_has_begun_takes_more_workers_only_if_the_run_is_elastic(st
 
 def test_a_finished_group_leaves_the_view_and_the_run_goes_on(attached):
     for node in ("worker-0", "worker-1"):
-        attached.receive(node, Finish(attached.incarnation(node)))
+        attached.finish(node)
     assert not attached.sent(End)
     attached.promise()
     assert attached.view.reason == "the first group finished"
     assert [member.name for member in attached.view.workers] == ["eval/worker-0"]
     assert list(attached.told(NewView)) == ["server-0", "guest-0"]
-    attached.receive("guest-0", Finish(attached.incarnation("guest-0")))
+    attached.finish("guest-0")
     attached.confirm()
     assert attached.told(End)["server-0"] == End()
 
@@ -112,7 +111,7 @@ def test_an_aborted_group_ends_alone_unless_it_is_the_first(attached):
 
 
 def test_a_finished_worker_is_forgotten_after_a_while(attached):
-    attached.receive("guest-0", Finish(attached.incarnation("guest-0")))
+    attached.finish("guest-0")
     attached.promise()
     assert "guest-0" in attached.machine.members.by_id  # its answer may be lost
     attached.alive(61.0)
@@ -150,7 +149,7 @@ def test_a_group_of_an_aborted_groups_name_waits_for_all_its_workers(attached):
 
 def test_messages_of_a_finished_worker_have_no_effect(attached):
     inc = attached.incarnation("guest-0")
-    attached.receive("guest-0", Finish(inc))
+    attached.finish("guest-0")
     attached.promise()
     attached.guest("guest-1")
     attached.promise()
@@ -164,7 +163,7 @@ def test_messages_of_a_finished_worker_have_no_effect(attached):
 def test_a_run_ends_without_waiting_for_an_incomplete_group(attached):
     attached.guest("guest-1", size=1000, group="many")
     for node in ("worker-0", "worker-1", "guest-0"):
-        attached.receive(node, Finish(attached.incarnation(node)))
+        attached.finish(node)
         if attached.machine._views._proposal is not None:
             attached.promise()
     attached.confirm()
@@ -198,12 +197,12 @@ def test_a_workers_loss_ends_the_run_or_not_as_the_option_says(rigs, option):
         assert "worker-1 is lost (its process has ended)" in rig.told(End)["worker-0"].error
         return
     rig.promise()
-    rig.receive("worker-0", Finish(2))
+    rig.finish("worker-0")
     rig.confirm()
     assert rig.machine.ended == (option == "drop")
     if option == "replace":
         rig.join("worker-2")
-        rig.receive("worker-2", Finish(rig.incarnation("worker-2")))
+        rig.finish("worker-2")
         rig.confirm()
         assert rig.machine.ended
 

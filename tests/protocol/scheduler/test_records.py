@@ -23,13 +23,13 @@ def make(rigs, workers, **more):
 
 def last_worker_finishes(rigs):
     rig = make(rigs, 2)
-    rig.receive("worker-0", Finish(3))
-    return rig, "worker-1", Finish(4), Finished
+    rig.finish("worker-0")
+    return rig, "worker-1", Finish(4, rig.view.id), Finished
 
 
 def last_worker_dies(rigs):
     rig = make(rigs, 2)
-    rig.receive("worker-0", Finish(3))
+    rig.finish("worker-0")
     return rig, "engine", DeathReport("here", 13), DeathReportSeen
 
 

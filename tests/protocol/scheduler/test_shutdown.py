@@ -31,7 +31,7 @@ def cluster(rigs):
 
 def finish(rig, *incarnations):
     for incarnation in incarnations:
-        rig.receive(f"worker-{incarnation - 2}", Finish(incarnation))
+        rig.finish(f"worker-{incarnation - 2}")
 
 
 def test_the_run_ends_when_all_workers_have_finished(cluster):
@@ -56,8 +56,8 @@ def test_a_scheduler_whose_end_is_not_confirmed_stops_after_lingering(cluster):
 def test_a_run_without_servers_ends_at_once(rigs):
     rig = rigs.SchedulerRig(servers=0)
     rig.join("worker-0", "worker-1")
-    rig.receive("worker-0", Finish(1))
-    rig.receive("worker-1", Finish(2))
+    rig.finish("worker-0")
+    rig.finish("worker-1")
     assert rig.machine.ended
 
 
@@ -85,9 +85,7 @@ def test_rows_that_are_lost_after_the_last_worker_has_finished_end_the_run_with_
     spec = TableSpec("w", 8, fragment_rows=4)
     rig.receive("worker-0", Declare(rig.incarnation("worker-0"), spec))
     rig.promise()
-    finish_all = [(f"worker-{rank}", 3 + rank) for rank in (0, 1)]
-    for node, incarnation in finish_all:
-        rig.receive(node, Finish(incarnation))
+    finish(rig, 2, 3)
     rig.receive("server-0", RowsConfirmed(1, 1, VIEW))
     assert not rig.machine.ended
     if how == "exited":

@@ -3,7 +3,7 @@
 import pytest
 
 from shoal.protocol.messages.admin import StatusReply, StatusRequest, Waits
-from shoal.protocol.messages.membership import End, Finish, Heartbeat, Join, WaitTimes
+from shoal.protocol.messages.membership import End, Heartbeat, Join, WaitTimes
 from shoal.protocol.scheduler.options import WITHOUT_A_BREAK
 from shoal.protocol.scheduler.stragglers import REPORTS
 
@@ -82,7 +82,7 @@ def test_a_worker_below_the_slow_share_is_not_dropped(make, options, totals):
 def test_a_worker_that_has_finished_is_not_dropped(make):
     rig = make(slow_share=0.5, slow_window_s=2.0)
     rig.join("server-0", "worker-0", "worker-1")
-    rig.receive("worker-1", Finish(3))
+    rig.finish("worker-1")
     waited(rig, (0, 0), (0, 1), (0, 2), (0, 3))
     assert "worker-1" in rig.machine.members.by_id
 

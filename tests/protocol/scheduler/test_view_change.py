@@ -8,6 +8,7 @@ from shoal.protocol.messages.admin import DeathReport
 from shoal.protocol.messages.membership import (
     Declare,
     End,
+    Finished,
     Freeze,
     Frozen,
     GroupProgress,
@@ -16,6 +17,7 @@ from shoal.protocol.messages.membership import (
     NewView,
     ViewRefused,
 )
+from shoal.protocol.views import NO_VIEW
 from shoal.tables.consistency import bsp
 
 
@@ -62,6 +64,39 @@ def test_a_server_without_it_is_sent_it_again_and_a_worker_is_not(rig):
     assert rig.told(NewView)["server-0"].view.number == 3
     beat(rig, "worker-0", (1, 2))
     assert rig.sent(NewView) == []
+
+
+def test_a_worker_has_not_finished_before_new_heads_know_its_clocks(rig):
+    """Seed 957240: it left with the view before, and a head of the next waited for its clock."""
+    assert rig.finish("worker-0", (1, 2)) == []
+    beat(rig, "server-1", (1, 3))
+    rig.finish("worker-0", (1, 2))
+    assert rig.sent(Finished) == []
+    assert not rig.machine.members.finished
+    rig.finish("worker-0", (1, 3))
+    assert rig.machine.members.finished == {"worker-0"}
+    rig.finish("worker-0", (1, 2))  # a copy that took longer
+    assert rig.sent() == [Finished()]
+
+
+def test_a_worker_that_an_offered_view_lacks_finishes_before_it_is_adopted(rigs):
+    rig = rigs.SchedulerRig()
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.receive("worker-1", Declare(3, rigs.table()))
+    rig.open()
+    rig.finish("worker-0", (1, 1))  # frozen servers have its clocks
+    promise(rig)
+    assert [each.id for each in rig.machine._views.offered.workers] == ["worker-1"]
+    rig.finish("worker-0", (1, 1))
+    assert rig.sent() == [Finished()]
+
+
+def test_a_worker_that_leaves_before_it_has_had_its_first_view_is_lost(rigs):
+    """Its join has timed out, and the view that counts on it is on its way."""
+    rig = rigs.SchedulerRig(on_worker_loss="drop")
+    rig.join("server-0", "worker-0", "worker-1")
+    rig.finish("worker-0", NO_VIEW)
+    assert [note["how"] for note in rig.notes("lost")] == ["it left before its first view"]
 
 
 def test_a_refused_view_is_dropped_and_another_is_made_of_the_one_before(rig):

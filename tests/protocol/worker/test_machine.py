@@ -1,5 +1,6 @@
 """A worker by hand: fan-out, time-outs, late answers, refusals, views."""
 
+import pytest
 from msgspec.structs import replace
 
 from shoal.errors import (
@@ -19,6 +20,7 @@ from shoal.protocol.messages.membership import (
     Declare,
     End,
     Finish,
+    Finished,
     NewView,
     NotDeclared,
 )
@@ -327,7 +329,49 @@ def test_barriers_and_finish_are_sent_to_the_scheduler(worker):
     worker.receive(SCHEDULER, BarrierReleased("epoch", 0))
     assert worker.resolved()[1].error is None
     worker.handle(Asked(2, FinishWork()))
-    assert worker.sent() == [Finish(11)]
+    assert worker.sent() == [Finish(11, (1, 1))]
+
+
+@pytest.fixture
+def leaving(rigs):
+    """A worker that has asked to finish; a server dies before the scheduler has answered."""
+    rig = rigs.WorkerRig(rigs.table(), servers=2, replicas=2)
+    rig.ask(1, Exchange(advance=True, last=True))
+    for server in (0, 1):
+        rig.answer(server, 0, "applied")
+    rig.handle(Asked(2, FinishWork()))
+    assert rig.sent(Finish) == [Finish(11, (1, 1))]
+    rig.receive(SCHEDULER, NewView(rigs.died(rig.view, 0)))
+    assert [each.advance for each in rig.sent(Request)] == [FOREVER]
+    assert rig.sent(Finish) == []
+    return rig
+
+
+def test_a_worker_finishes_when_the_heads_of_the_new_view_have_its_clock(leaving):
+    leaving.now += 60.0
+    leaving.handle(Ticked())
+    assert leaving.sent(Finish) == []  # the scheduler would let it go
+    leaving.answer(1, 1, "applied", view=(1, 2))
+    assert leaving.sent(Finish) == [Finish(11, (1, 2))]
+    leaving.receive(SCHEDULER, Finished())
+    assert leaving.resolved()[2].error is None
+
+
+def test_a_finish_is_withdrawn_while_the_worker_repeats_its_clock(leaving):
+    leaving.handle(Asked(3, Cancel(2)))
+    leaving.answer(1, 1, "applied", view=(1, 2))
+    assert leaving.sent(Finish) == []
+
+
+def test_the_end_of_the_run_fails_a_finish_while_the_worker_repeats_its_clock(leaving):
+    leaving.receive(SCHEDULER, End("server-1 died"))
+    assert isinstance(leaving.resolved()[2].error, RunAborted)
+
+
+def test_a_finish_does_not_wait_for_the_pulls_of_the_caller(worker, pull):
+    worker.ask(1, Exchange(pulls=pull))
+    worker.handle(Asked(2, FinishWork()))
+    assert worker.sent(Finish) == [Finish(11, (1, 1))]
 
 
 def test_the_end_fails_all_requests_in_flight(worker, push, pull):

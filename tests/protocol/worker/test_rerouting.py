@@ -20,19 +20,6 @@ from shoal.tables.spec import Access, TableSpec
 ROWS = 4
 
 
-def died(view, rank):
-    """The view after a server's death."""
-    return replace(
-        view,
-        number=view.number + 1,
-        servers=tuple(m for m in view.servers if m.rank != rank),
-        placements=tuple(
-            tuple(replace(a, chain=tuple(r for r in a.chain if r != rank)) for a in placements)
-            for placements in view.placements
-        ),
-    )
-
-
 @pytest.fixture
 def rig(rigs):
     """Worker 0 of two servers: [0:2) goes to 0 and [2:4) to 1, and each has the other's."""
@@ -92,7 +79,7 @@ def test_after_a_heads_death_its_push_goes_to_the_next_replica_under_the_same_se
     rig = rig(asp())
     rig.ask(1, Exchange((push(rigs),)))
     rig.answer(1, 0, "applied")
-    rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
+    rig.receive(SCHEDULER, NewView(rigs.died(rig.view, 0)))
     assert asked(rig)[0] == ("1", 0, [(0, 2)], [], -1)
     [sent] = [each for each in rig.sends(Request) if each.message.seq == 0]
     assert b"".join(bytes(b) for b in sent.buffers) == bytes(rigs.as_bytes(1, 2))
@@ -103,7 +90,7 @@ def test_after_a_heads_death_its_push_goes_to_the_next_replica_under_the_same_se
 def test_a_reply_of_the_previous_view_does_not_resolve_a_rerouted_push(rigs, rig):
     rig = rig(asp())
     rig.ask(1, Exchange((push(rigs),)))
-    rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
+    rig.receive(SCHEDULER, NewView(rigs.died(rig.view, 0)))
     server, seq, pushed, _, _ = asked(rig)[0]
     assert (server, seq, sorted(pushed)) == ("1", 0, [(0, 2), (2, 4)])
     rig.answer(1, 0, "applied", view=(1, 1))  # of its own half
@@ -120,7 +107,7 @@ def test_accepted_pushes_are_resent_after_a_death_before_their_clock(rigs, rig):
     assert asked(rig) == [] or all(each[4] == 1 for each in asked(rig))
     for server in (0, 1):
         rig.answer(server, 1, "applied")
-    rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
+    rig.receive(SCHEDULER, NewView(rigs.died(rig.view, 0)))
     told = [(each[1], each[4]) for each in asked(rig)]
     assert told == [(0, -1), (2, 0), (3, 1)]  # each clock, once what is below it is there
     assert [each.follows for each in rig.sent(Request)] == [(), (), (0,)]
@@ -190,7 +177,7 @@ def test_a_timed_out_push_is_resent_to_the_next_replica_from_its_copy(rigs, rig)
     for rig.now in (1.5, 3.0, 5.0):
         rig.handle(Ticked())
     values[:] = bytes(8 * ROWS)
-    rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
+    rig.receive(SCHEDULER, NewView(rigs.died(rig.view, 0)))
     [sent] = [each for each in rig.sends(Request) if each.message.seq == 0]
     assert sorted(memoryview(b"".join(map(bytes, sent.buffers))).cast("q")) == [1, 2, 3, 4]
 
@@ -203,7 +190,7 @@ def test_an_advance_does_not_wait_for_a_dead_server_without_rows(rigs):
     for server in (0, 1):
         rig.answer(server, 0, "applied")
     assert rig.resolved() == {}
-    rig.receive(SCHEDULER, NewView(died(rig.view, 2)))
+    rig.receive(SCHEDULER, NewView(rigs.died(rig.view, 2)))
     assert [each[:2] for each in asked(rig)] == [("0", 0), ("1", 0), ("0", 1), ("1", 1)]
     for server in (0, 1):
         rig.answer(server, 0, "applied", view=(1, 2))
@@ -214,7 +201,7 @@ def test_moved_and_chained_tell_changed_chains_and_replicated_tables(rigs):
     one = rigs.view_of(servers=2, tables=(rigs.table(),))
     two = rigs.view_of(servers=2, replicas=2, tables=(rigs.table(),))
     assert (chained(one), chained(two)) == (False, True)
-    assert moved(two, died(two, 0))
+    assert moved(two, rigs.died(two, 0))
     more = rigs.view_of(servers=2, replicas=2, tables=(rigs.table(), rigs.table(name="v")))
     assert not moved(two, more)
 
@@ -233,7 +220,7 @@ def test_a_state_keeps_its_slots_when_it_is_rerouted(rigs, rig):
     rig.ask(1, Exchange((push,), assign=True, updates=9))
     out, state = rigs.as_bytes(0, 0, 0, 0), rigs.as_bytes(0, 0, 0, 0)
     rig.ask(2, Exchange(pulls=(PullOp("w", KeyRange(0, ROWS), out, slots=(state,)),)))
-    rig.receive(SCHEDULER, NewView(died(rig.view, 0)))
+    rig.receive(SCHEDULER, NewView(rigs.died(rig.view, 0)))
     [sent] = [each for each in rig.sends(Request) if each.message.pushes]
     pieces = {(part.start, part.slots): None for part in sent.message.pushes}
     assert (sent.to, sent.message.updates, sorted(pieces)) == ("server-1", 9, [(0, 1), (2, 1)])

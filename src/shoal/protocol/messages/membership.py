@@ -393,9 +393,13 @@ class NotLeased(Message, frozen=True):
 
 
 class Finish(Message, frozen=True):
-    """This member has finished its work."""
+    """This member has finished its work, and the servers of the view have all its clocks.
+
+    In a later view other servers may be heads, which have to hear the clocks again.
+    """
 
     incarnation: Number
+    view: ViewId = NO_VIEW
 
 
 class Finished(Message, frozen=True):

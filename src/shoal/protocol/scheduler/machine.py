@@ -65,7 +65,7 @@ from shoal.protocol.scheduler.stragglers import Stragglers
 from shoal.protocol.scheduler.tools import OF_TOOLS, Tools
 from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.session import HELD_UP_S
-from shoal.protocol.views import FOREVER, Member, NodeId, Role, View
+from shoal.protocol.views import FOREVER, NO_VIEW, Member, NodeId, Role, View, ViewId
 
 OF_WORK = BarrierArrival | Lease | Abort
 
@@ -288,12 +288,24 @@ class SchedulerMachine:
                 self.ledgers.ask(member, message, now)
             case Finish() if member.role == "server":  # its `End` is not from here
                 self._lost([sender], "it was told of an end", now, out)
-            case Finish():
-                self._finished(member, now, out)
+            case Finish(_, view):
+                self._finish(member, view, now, out)
             case Abort():
                 self._aborted(member, message, now, out)
             case _:
                 out.append(Note("unexpected", {"message": type(message).__name__}))
+
+    def _finish(self, member: Member, view: ViewId, now: float, out: Effects) -> None:
+        """Record that a worker has finished, unless new heads still have to hear its clocks.
+
+        It repeats them when it adopts their view, and then its question.
+        """
+        if member.id in self.members.finished:
+            out.append(Send(member.id, Finished()))
+        elif not self._views.behind(member, view):
+            self._finished(member, now, out)
+        elif view == NO_VIEW:
+            self._lost([member.id], "it left before its first view", now, out)
 
     def _finished(self, member: Member, now: float, out: Effects) -> None:
         self.members.finish(member.id)

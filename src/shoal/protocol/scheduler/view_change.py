@@ -208,6 +208,11 @@ class ViewChange:
         here = [m.id for m in self.view.servers if m.id in self._members.by_id]
         return [node for node in here if self.offered.member(node) is not None]
 
+    def behind(self, member: Member, adopted: ViewId) -> bool:
+        """Return whether a view that a member is in is newer than the one it has adopted."""
+        views = [view for view in (self.view, self.offered) if view is not None]
+        return any(view.id > adopted and view.member(member.id) is not None for view in views)
+
     def save(self, sender: NodeId, asked: CheckpointRequest, now: float, out: Effects) -> None:
         """Plan a checkpoint at a clock that a later view names, or refuse the request."""
         at_work = self.view is not None and not self._over and bool(self._members.at_work(""))

@@ -224,6 +224,11 @@ class InFlight:
         return next(iter(self.sub_requests), self._next_seq)
 
     @property
+    def settled(self) -> bool:
+        """Whether the servers have all pushes and clocks that no caller waits for."""
+        return all(each.accepted for each in self.sub_requests.values() if not each.request_id)
+
+    @property
     def _sent(self) -> int:
         return len(self.sub_requests) - len(self.unsent)
 

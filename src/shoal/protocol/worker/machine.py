@@ -41,7 +41,7 @@ from shoal.protocol.messages.base import SCHEDULER, Message, misplaced
 from shoal.protocol.messages.collective import NeighbourPiece, Piece
 from shoal.protocol.messages.membership import Busy
 from shoal.protocol.messages.requests import Computing, Nudge, Reply
-from shoal.protocol.requests import Cancel, Exchange
+from shoal.protocol.requests import Cancel, Exchange, FinishWork
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER, NodeId, Role, View
 from shoal.protocol.worker.in_flight import InFlight, SubRequest, SubRequestPart
@@ -75,6 +75,7 @@ class WorkerMachine:
         self._requests = PendingRequests()
         self._sender = Sender(session, self._in_flight, self.options)
         self._router: Router | None = None  # of the current view
+        self._leaving: list[int] = []  # the requests to finish that the scheduler is not told of
         self._trace = EventTrace()
 
     # ------------------------------------------------------------------ the contract
@@ -124,6 +125,8 @@ class WorkerMachine:
             self.session.peer_lost(event.node, now, event.closed)
             self._in_flight.peer_lost(event.node, now + self.options.behind_s)
             self._sender.wake(now + self.options.behind_s)
+        if self._leaving and self._in_flight.settled:
+            self._leave(now, out)
         if self.session.ended:
             self._end(out)
 
@@ -212,9 +215,12 @@ class WorkerMachine:
                 self._exchange(request_id, request, now, out)
             except InvalidValue as mistake:
                 out.append(Resolve(request_id, Outcome(error=mistake)))
+        elif isinstance(request, FinishWork):
+            self._leaving.append(request_id)
         else:
             self.session.asked(request_id, request, self.clock, now, out)
             if isinstance(request, Cancel):
+                self._leaving = [each for each in self._leaving if each != request.request_id]
                 if request.request_id in self._requests:
                     self._resolve(request.request_id, Cancelled("the caller withdrew it"), out)
                     self._pump(now, out)
@@ -420,8 +426,19 @@ class WorkerMachine:
                 self._requests.also(sub_request)
         elif before is not None and joined(before.view, view):
             tell(self._in_flight, router, self.clock)
+        self._leaving += self.session.resume()
         self._sender.probe_all(now, out)
         self._pump(now, out)
+
+    def _leave(self, now: float, out: Effects) -> None:
+        """Tell the scheduler that this worker has finished.
+
+        The servers have its clocks: a new head that lacked them would hold up the other workers,
+        and nobody would repeat them.
+        """
+        leaving, self._leaving = self._leaving, []
+        for request_id in leaving:
+            self.session.finish(request_id, now, out)
 
     def _end(self, out: Effects) -> None:
         """Resolve every request: the session has ended, and no request will be answered."""
@@ -432,6 +449,8 @@ class WorkerMachine:
         if self.peers is not None:
             self.peers.close(ended or RunAborted("the run has ended"), out)
         error = ended or Refused("the run has ended")
+        out.extend(Resolve(request_id, Outcome(error=error)) for request_id in self._leaving)
+        self._leaving.clear()
         for request_id in self._requests:
             if request_id in self._requests:
                 self._resolve(request_id, error, out)

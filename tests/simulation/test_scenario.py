@@ -34,6 +34,8 @@ FOUND = {  # seeds that have shown a fault, of the product or of a checker
     953998: "a server was busy, then hung, for longer than a sole replica is waited for",
     955828: "a member of which a crashed scheduler had not recorded the loss heard by a view",
     957240: "a worker left while a new head waited for its clock, and a checkpoint was owed",
+    964482: "a process was stopped for good before it could join, and nobody knew of it",
+    964821: "a worker was killed after the scheduler had its Finish, and before it knew",
     3867826514: "a server left alone was noticed 9 s after a stopped scheduler ran again",
 }
 SHOW = "from shoal.simulation.scenario import simulate; print(simulate(7).trace_hash)"

@@ -123,6 +123,8 @@ class SupervisedScenario:
         self._reported: dict[NodeId, int] = {}  # the processes whose ends are being reported
         self._held: list[SupervisedFault] = []
         self._early = False  # whether a fault came before the run had begun
+        self._joined: set[int] = set()  # the processes that the scheduler knows
+        self._unknown = False  # whether one that it does not know is stopped for good
         self.faults = [*self._draw()]
         world.on_note = self._on_note
         for name in self._names():
@@ -200,10 +202,10 @@ class SupervisedScenario:
             if outcome.error is not None:
                 return self._ends(node, outcome.error)
             self.acknowledged[name, clock] = None
+        self.finished.add(name)  # the scheduler may know it before this worker hears so
         outcome = yield FinishWork()
         if outcome.error is not None:
             return self._ends(node, outcome.error)
-        self.finished.add(name)
         self.world.at(self.world.now, partial(self._exits, node))
 
     def _exits(self, node: NodeId) -> None:
@@ -231,6 +233,8 @@ class SupervisedScenario:
         self.world.coverage[f"supervised {fault.kind} {role}"] += 1
         self._held.append(fault)
         self._early |= not self.began
+        stays = lasts and fault.lasts_s == inf
+        self._unknown |= stays and self._pid_of[node] not in self._joined
         match fault.kind:
             case "kill":
                 self.world.crash(node)
@@ -309,6 +313,8 @@ class SupervisedScenario:
         """Read the scheduler's log, a little later."""
         if node == SCHEDULER and note.kind == "view":
             self.world.at(self.world.now + READ_S * self._random.random(), self._begun)
+        if node == SCHEDULER and note.kind == "joined":
+            self._joined.add(note.fields["process"])
         if node == SCHEDULER and note.kind == "lost":
             told = note.fields["name"], note.fields["process"], note.fields["how"]
             later = self.world.now + READ_S * self._random.random()
@@ -360,7 +366,7 @@ class SupervisedScenario:
         by_rows = hurt["server"] or hurt["schedu"]
         stays = [f for f in self._held if f.kind != "kill" and f.lasts_s == inf]
         headless = any(fault.name == SCHEDULER for fault in stays)  # and nobody may replace it
-        spared = (self.replicas > 1 or not by_rows) and not headless
+        spared = (self.replicas > 1 or not by_rows) and not headless and not self._unknown
         gone = {each.name for each in self._held if each.lasts_s > SILENCE_S - 1}
         without = self.on_loss == "drop" and gone >= workers
         if spared and not by_worker and not without:

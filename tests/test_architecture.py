@@ -27,7 +27,7 @@ LEVELS = [
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # Inside protocol/: what all roles share, then the roles, which do not import each other.
 PROTOCOL_LEVELS = [
-    {"limits", "session_options"},
+    {"limits", "session_options", "layout"},
     {"views"},
     {"messages", "consistency", "namespaces"},
     {"machine", "requests", "checkpoint_clocks"},
@@ -265,6 +265,25 @@ def executes(tree):
             case ast.keyword("allow_pickle" | "shell", value):
                 if not (isinstance(value, ast.Constant) and value.value is False):
                     yield value.lineno
+
+
+def sizes_of_rows(tree):
+    """The lines of a module that multiply by a table's `row_bytes`, or would."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "row_bytes":
+            yield node.lineno
+
+
+def test_only_tables_and_the_layout_know_the_bytes_of_a_row():
+    """All others ask `Layout`: a codec that changes them has one place to change."""
+    for path in MODULES:
+        if room_of(path) != "tables" and path != ROOT / "protocol" / "layout.py":
+            assert not list(sizes_of_rows(ast.parse(path.read_text()))), path
+
+
+def test_a_size_of_rows_is_found():
+    assert list(sizes_of_rows(ast.parse("size = len(rows) * spec.row_bytes"))) == [1]
+    assert not list(sizes_of_rows(ast.parse("size = Layout(spec).nbytes(len(rows))")))
 
 
 def test_nothing_is_unpickled_or_evaluated():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from shoal.errors import InvalidValue, RoundClosed, UsageError
 from shoal.keys import KeyRange
+from shoal.protocol.layout import Layout
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, PullOp, PushOp
 from shoal.strategies.base import (
@@ -176,7 +177,7 @@ class ServerStrategy(Strategy):
             spec = (yield DeclareTable(spec)).value
             for span in spans_of(spec) if names else ():
                 updates = 0
-                for piece in pieces(spec, span, len(names)):
+                for piece in Layout(spec).pieces(span, STATE_BYTES, len(names)):
                     rows = slice(piece.start, piece.stop)
                     out = byte_view(torch.empty_like(values[rows]))  # not used
                     slots = tuple(byte_view(slot[rows]) for slot in state.slots.values())
@@ -206,7 +207,7 @@ class ServerStrategy(Strategy):
             values, state = model.values[buffer], states[buffer]
             spec = (yield DeclareTable(spec)).value
             for span, updates in joined(spans_of(spec), state.updates):
-                for piece in pieces(spec, span, len(names)):
+                for piece in Layout(spec).pieces(span, STATE_BYTES, len(names)):
                     rows = slice(piece.start, piece.stop)
                     slots = tuple(byte_view(state.slots[name][rows]) for name in names)
                     push = PushOp(spec.name, piece, byte_view(values[rows]), slots=slots)
@@ -242,15 +243,6 @@ def joined(spans: Sequence[KeyRange], updates: Sequence[int]) -> Iterator[tuple[
     for count, some in groupby(zip(spans, updates, strict=True), key=lambda pair: pair[1]):
         rows = [span for span, _ in some]
         yield KeyRange(rows[0].start, rows[-1].stop), count
-
-
-def pieces(spec: TableSpec, rows: KeyRange, slots: int) -> Iterator[KeyRange]:
-    """Cut rows of a table at edges of fragments, into about `STATE_BYTES` of state each."""
-    most = STATE_BYTES // (spec.row_bytes * (1 + slots))
-    size = max(1, most // spec.fragment_rows) * spec.fragment_rows
-    edges = range((rows.start // size + 1) * size, rows.stop, size)
-    for start, stop in pairwise([rows.start, *edges, rows.stop]):
-        yield KeyRange(start, stop)
 
 
 class Sync(ServerStrategy):

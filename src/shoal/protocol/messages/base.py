@@ -13,8 +13,6 @@ from shoal.protocol.views import NodeId, Role
 PROTOCOL_VERSION = 12
 SCHEDULER: NodeId = "scheduler"
 SAME = -2
-KEY_BYTES = 8
-SIZE_BYTES = 8  # length prefix of each answer of a request that calls several handlers
 PARTS_SHOWN = 10  # parts of a request that a text names
 TELLING = frozenset(("reason", "role", "rank", "name", "generation", "table", "error"))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from shoal.keys import KeyRange
+from shoal.protocol.layout import Layout
 from shoal.protocol.messages.base import SAME, Part
 from shoal.protocol.requests import Answer, Exchange, PullOp, PushOp
 from shoal.protocol.views import Placement, View
@@ -127,7 +128,7 @@ def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[Pull
         out: memoryview | list[memoryview] | Answer | None = next(answers, None)
         if out is None:
             count = len(rows) if keys is None else len(keys)
-            out = _views_of(outs, count * spec.row_bytes)
+            out = _views_of(outs, Layout(spec).nbytes(count))
         slots = [slot for _ in range(part.slots) if (slot := next(outs, None)) is not None]
         if out:  # the caller still waits for it
             ordered = len(view.placements[part.table]) > 1

@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, slot_of
+from shoal.protocol.layout import Layout
 from shoal.protocol.limits import KEYS_MAX, PARTS_ASKED_MAX, REPEATS_MAX
 from shoal.protocol.messages.base import SAME, Part
 from shoal.protocol.namespaces import qualified
@@ -58,7 +59,7 @@ class Router:
             for number, spec in enumerate(view.tables)
             for name in (spec.name, "/" + qualified(spec.name, namespace))
         }
-        self._sizes = [spec.row_bytes for spec in view.tables]
+        self._layouts = [Layout(spec) for spec in view.tables]
         self._at = {member.rank: at for at, member in enumerate(view.servers)}
         self._routes: dict[tuple[int, KeyRange, bool], list[tuple[int, KeyRange]]] = {}
         self._plans: dict[tuple[object, ...], Plan] = {}
@@ -163,8 +164,7 @@ class Router:
             elif isinstance(pull.out, Answer):
                 answers.append(pull.out)
             else:
-                size = self._sizes[self.numbers[pull.table]]
-                outs += pull.out[first // size : last // size]
+                outs += pull.out[slice(*self._layouts[self.numbers[pull.table]].rows(first, last))]
         if answers and outs:
             raise InvalidValue("pulls from custom tables and from others need two exchanges")
         return outs, tuple(answers)
@@ -177,9 +177,8 @@ class Router:
                 buffers.append(op.values[first:last])
                 buffers += [slot[first:last] for slot in op.slots]
                 continue
-            size = self._sizes[self.numbers[op.table]]
             buffers.append(op.keys[first:last].cast("B") if first < last else _EMPTY)
-            buffers.append(op.values[first * size : last * size])
+            buffers.append(self._layouts[self.numbers[op.table]].view(op.values, first, last))
         return buffers
 
     def _unordered(self, op: PushOp | PullOp) -> bool:
@@ -231,8 +230,7 @@ class Router:
                 if keys > 0:
                     if not same:
                         server_part.key_cuts.append((index, first, last))
-                    size = self._sizes[number]
-                    first, last = first * size, last * size
+                    first, last = self._layouts[number].span(first, last)
                 server_part.pull_cuts.append((index, first, last))
         most = max((max(len(s.pushes), len(s.pulls)) for s in servers.values()), default=0)
         if most > PARTS_ASKED_MAX:
@@ -257,8 +255,7 @@ class Router:
         `first` and `last` are offsets in the bytes of the values, or key indices.
         """
         number = self._number(op.table)
-        size = self._sizes[number]
-        spec = self.view.tables[number]
+        layout, spec = self._layouts[number], self.view.tables[number]
         scans = isinstance(op, PullOp) and isinstance(op.out, Scan) and spec.sparse
         if spec.hashed and not scans and (op.keys is None or len(op.keys) > KEYS_MAX):
             raise InvalidValue(
@@ -280,7 +277,7 @@ class Router:
         for at, rows in self._route(number, op.rows, isinstance(op, PushOp)):
             if op.keys is None:
                 first, last = rows.start - op.rows.start, rows.stop - op.rows.start
-                cuts.append((at, rows, first * size, last * size, -1))
+                cuts.append((at, rows, *layout.span(first, last), -1))
                 continue
             if not spec.hashed:
                 first = bisect_left(op.keys, rows.start)
@@ -334,12 +331,8 @@ class Router:
 
     def _check(self, op: PushOp | PullOp, buffer: memoryview) -> None:
         count = len(op.rows) if op.keys is None else len(op.keys)
-        size = self._sizes[self._number(op.table)]
-        if buffer.nbytes != count * size:
-            raise InvalidValue(
-                f"table {op.table!r}: {count} rows of {size} bytes need {count * size} bytes, "
-                f"not {buffer.nbytes}"
-            )
+        if problem := self._layouts[self._number(op.table)].problem(count, buffer):
+            raise InvalidValue(f"table {op.table!r}: {problem}")
 
 
 def _pushed_keys(pull: PullOp, pushes: Sequence[PushOp], pulls: Sequence[PullOp]) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.protocol.messages.base import KEY_BYTES, SAME, SIZE_BYTES, Part
+from shoal.protocol.layout import SIZE_BYTES, count_of
+from shoal.protocol.messages.base import SAME, Part
 from shoal.protocol.requests import Answer
 from shoal.protocol.views import NodeId
 
@@ -43,7 +44,7 @@ class ServerPart(msgspec.Struct, frozen=True):
         for part in self.pulls:
             if part.keys == SAME:
                 keys.append(pushed[part.table, part.start, part.stop])
-                part = msgspec.structs.replace(part, keys=keys[-1].nbytes // KEY_BYTES)
+                part = msgspec.structs.replace(part, keys=count_of(keys[-1]))
             elif part.keys >= 0:
                 keys.append(next(sent))
             pulls.append(part)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from shoal.keys import slot_of
-from shoal.protocol.messages.base import KEY_BYTES
+from shoal.protocol.layout import KEY_BYTES
 from shoal.protocol.requests import Answer, PullOp, PushOp
 
 Buffer = memoryview | list[memoryview]

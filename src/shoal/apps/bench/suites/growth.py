@@ -18,6 +18,8 @@ import torch
 from shoal.apps.bench.clusters import one_worker
 from shoal.apps.bench.rows import Row, latency, quality
 from shoal.client.client import Client
+from shoal.keys import KeyRange
+from shoal.protocol.layout import Layout
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.init import Init
 from shoal.tables.spec import TableSpec
@@ -44,7 +46,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     row = latency("longest wait, growing", [growing], [settled])
     longest, bound = max(growing) * 1e3, max(settled) * 1e3
     yield {**row, "value": longest, "ceiling": bound, "ratio": longest / bound, "unit": "ms"}
-    bare = SPEC.row_bytes + 8
+    bare = Layout(SPEC).part_bytes(KeyRange(0, 1), keys=1)
     value = grown / ((batches - 1) * KEYS)
     yield quality("memory per row", value, "bytes", bare, "lower")
 

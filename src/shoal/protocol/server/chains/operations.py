@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.errors import AccessFailed
+from shoal.protocol.layout import count_of
 from shoal.protocol.machine import Buffers
-from shoal.protocol.messages.base import KEY_BYTES, Part
+from shoal.protocol.messages.base import Part
 from shoal.protocol.messages.replication import ReplicaHistory, Replicate, StateChunk, What
 from shoal.protocol.server.state.replica import NONE, Replica
 from shoal.protocol.server.state.request_log import RequestLog
@@ -71,7 +72,7 @@ class RoundPushes(msgspec.Struct, frozen=True, eq=False):
         replica, changes = self.replica, []
         for update in replica.shard.merge(self.pushes):
             views = update.views if replica.following != NONE else ()
-            keys = views[0].nbytes // KEY_BYTES if len(views) > 1 else -1
+            keys = count_of(views[0]) if len(views) > 1 else -1
             part = replica.part(update.rows, keys)
             changes.append(Change(replica, part, update.lr, buffers=views))
         return changes

@@ -11,8 +11,9 @@ from typing import Literal
 import msgspec
 
 from shoal.keys import KeyRange
+from shoal.protocol.layout import KEY_BYTES, Layout
 from shoal.protocol.limits import KEYS_MAX, REPEATS_MAX, WINDOW
-from shoal.protocol.messages.base import KEY_BYTES, SAME, Part
+from shoal.protocol.messages.base import SAME, Part
 from shoal.protocol.messages.requests import Probe, Request
 from shoal.protocol.server.state.replica import NONE, Cut, Replica
 from shoal.protocol.server.state.request_log import RequestLog
@@ -302,8 +303,7 @@ class Admission:
     def _nbytes(self, request: Request, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> int:
         nbytes = sum(KEY_BYTES * keys for _, _, keys in pulls if keys > 0)
         for part, (shard, rows, keys) in zip(request.pushes, pushes, strict=True):
-            size = self._specs[shard].row_bytes * (1 + part.slots)
-            nbytes += len(rows) * size if keys < 0 else keys * (KEY_BYTES + size)
+            nbytes += Layout(self._specs[shard]).part_bytes(rows, keys, part.slots)
         return nbytes
 
     def _streams(self, pushes: tuple[Named, ...], pulls: tuple[Named, ...]) -> bool:

@@ -16,9 +16,10 @@ import msgspec
 
 from shoal.errors import AccessFailed, Refused
 from shoal.keys import KeyRange
+from shoal.protocol.layout import SIZE_BYTES
 from shoal.protocol.limits import ANSWER_BYTES, WAITING_BYTES
 from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
-from shoal.protocol.messages.base import SAME, SIZE_BYTES
+from shoal.protocol.messages.base import SAME
 from shoal.protocol.messages.requests import Request
 from shoal.protocol.server.requests.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.requests.checkpointing import Checkpointer

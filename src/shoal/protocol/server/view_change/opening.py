@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.errors import ShoalError
 from shoal.keys import KeyRange
+from shoal.protocol.layout import Layout
 from shoal.protocol.machine import Effects, Offload, Offloaded, Send
 from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.messages.membership import OpenShards, ShardsOpened
@@ -73,7 +74,7 @@ class ShardOpening:
         if message.number > self._number:
             self._number = message.number
             wanted = [(spec, rows) for spec, ranges in message.tables for rows in ranges]
-            wanted.sort(key=lambda shard: _nbytes(*shard))
+            wanted.sort(key=lambda shard: Layout(shard[0]).nbytes(len(shard[1])))
             kept = [each for each in self._shards if not (each.reason or each.taken)]
             self._shards = [each for each in kept if (each.spec, each.rows) in wanted]
             self._reserve()
@@ -157,7 +158,3 @@ class ShardOpening:
                 self._reserve()
                 return shard
         return self._open_shard(spec, rows)
-
-
-def _nbytes(spec: TableSpec, rows: KeyRange) -> int:
-    return len(rows) * spec.row_bytes

@@ -1,0 +1,83 @@
+"""Layout: where the keys and rows of a table are in the payload of a message.
+
+A payload has the parts of the message in order. A part has its keys, if it names keys, then its
+rows, then the rows of each optimizer slot. All who read, cut or announce a payload ask a `Layout`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from shoal.keys import KeyRange
+from shoal.tables.spec import TableSpec
+
+KEY_BYTES = 8
+SIZE_BYTES = 8  # length prefix of each answer of a request that calls several handlers
+
+
+class Layout:
+    """The bytes of a table's keys and rows.
+
+    >>> layout = Layout(TableSpec("w", 8, (3,), fragment_rows=2))
+    >>> layout.nbytes(2), layout.span(1, 3), layout.rows(12, 36)
+    (24, (12, 36), (1, 3))
+    >>> layout.part_bytes(KeyRange(0, 4)), layout.part_bytes(KeyRange(0, 4), keys=1)
+    (48, 20)
+    """
+
+    __slots__ = ("_row_bytes", "_spec")
+
+    def __init__(self, spec: TableSpec) -> None:
+        self._spec = spec
+        self._row_bytes = spec.row_bytes
+
+    def nbytes(self, count: int, slots: int = 0) -> int:
+        """Return the bytes of a number of rows, with as many rows of each slot."""
+        return count * self._row_bytes * (1 + slots)
+
+    def part_bytes(self, rows: KeyRange, keys: int = -1, slots: int = 0) -> int:
+        """Return the bytes of a part: of all rows of a range, or of keys and their rows.
+
+        keys:  the number of keys; -1 for the whole range
+        """
+        if keys < 0:
+            return self.nbytes(len(rows), slots)
+        return keys * KEY_BYTES + self.nbytes(keys, slots)
+
+    def span(self, first: int, last: int) -> tuple[int, int]:
+        """Return the offsets in bytes of the rows from `first` on and before `last`."""
+        return first * self._row_bytes, last * self._row_bytes
+
+    def rows(self, first: int, last: int) -> tuple[int, int]:
+        """Return the rows between two offsets in bytes."""
+        return first // self._row_bytes, last // self._row_bytes
+
+    def view(self, values: memoryview, first: int, last: int) -> memoryview:
+        """Return a view of the rows from `first` on and before `last`."""
+        return values[first * self._row_bytes : last * self._row_bytes]
+
+    def problem(self, count: int, buffer: memoryview) -> str:
+        """Return why a buffer cannot hold a number of rows; empty if it can."""
+        size = self._row_bytes
+        if buffer.nbytes == count * size:
+            return ""
+        return f"{count} rows of {size} bytes need {count * size} bytes, not {buffer.nbytes}"
+
+    def pieces(self, rows: KeyRange, most: int, slots: int = 0) -> Iterator[KeyRange]:
+        """Cut rows at edges of fragments, into pieces of about `most` bytes.
+
+        >>> layout = Layout(TableSpec("w", 8, (3,), fragment_rows=2))
+        >>> [str(piece) for piece in layout.pieces(KeyRange(1, 8), most=50)]
+        ['[1:4)', '[4:8)']
+        """
+        fragment = self._spec.fragment_rows
+        size = max(1, most // self.nbytes(1, slots) // fragment) * fragment
+        edges = range((rows.start // size + 1) * size, rows.stop, size)
+        for start, stop in pairwise([rows.start, *edges, rows.stop]):
+            yield KeyRange(start, stop)
+
+
+def count_of(keys: memoryview) -> int:
+    """Return the number of keys in a buffer."""
+    return keys.nbytes // KEY_BYTES

@@ -55,7 +55,6 @@ Staleness = Annotated[int, option("Training", "clocks that a worker may be ahead
 OptimizerOptions = Annotated[Options, option("Training", "option of the optimizer, such as momentum=0.9; may be repeated", flag="--optimizer-option")]
 Hyperparameters = Annotated[dict[str, float | int | bool | str | list[float]], option("Training", "argument of the torch optimizers that the script wraps, such as lr=0.05, in place of the script's; a parameter group keeps what it sets itself; may be repeated", flag="--optimizer-option")]
 SlowWorkers = Annotated[Literal["wait", "drop", "backup"], option("Fault tolerance", "when the others wait for a worker more than half of the time: wait; drop the worker; or drop it, have the others do its batches and start it again (backup)")]
-FailureTimeoutS = Annotated[float, option("Fault tolerance", "seconds of silence after which a member counts as failed; more for a member whose heartbeats come late", ge=3.0)]
 CheckpointEvery = Annotated[int, option("Checkpoints", "clocks (steps) between checkpoints; 0: none", ge=0)]
 CheckpointEveryS = Annotated[float, option("Checkpoints", "seconds between checkpoints; 0: none", ge=0)]
 KeepCheckpoints = Annotated[int, option("Checkpoints", "number of checkpoints to keep, the last ones; 0: all of them", ge=0)]
@@ -84,7 +83,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     on_worker_loss: Annotated[Literal["stop", "drop", "replace"], option("Fault tolerance", "when a worker of the first group dies or is silent: stop the run; drop the worker; or wait for another to take its place (replace)")] = "drop"
     slow_workers: SlowWorkers = "wait"
     drop_after_s: Annotated[float, option("Fault tolerance", "seconds after which a worker is dropped for which others have waited without a break; 0: never", ge=0)] = 0.0
-    failure_timeout_s: FailureTimeoutS = 10.0
+    failure_timeout_s: Annotated[float, option("Fault tolerance", "seconds of silence after which a member counts as failed; more for a member whose heartbeats come late", ge=3.0)] = 10.0
     sole_replica_timeout_s: Annotated[float, option("Fault tolerance", "seconds of silence after which a server counts as failed that has the only copy of some rows", ge=0.0)] = 15.0
     hang_timeout_s: Annotated[float, option("Fault tolerance", "seconds after which a member counts as failed whose process lives and whose loop makes no progress, outside of a user's code", ge=3.0)] = 60.0
     state: Annotated[str, option("Fault tolerance", "file for the journal, which a scheduler that is started again continues from")] = ""

@@ -10,7 +10,6 @@ from shoal.engines.options import (
     KEPT,
     CheckpointEvery,
     CheckpointEveryS,
-    FailureTimeoutS,
     KeepCheckpoints,
     Memory,
     Replicas,
@@ -48,7 +47,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     resume_at: ResumeAt = -1
     on_worker_loss: Annotated[Literal["stop", "drop", "replace", "reassign"], option("Fault tolerance", "when a worker fails: stop the run; drop the worker; replace it by a new process; or drop it and have the others do its batches (reassign)")] = "stop"
     slow_workers: SlowWorkers = "wait"
-    failure_timeout_s: FailureTimeoutS = 10.0
     on_timeout: Annotated[OnTimeout, option("Fault tolerance", "when a request has waited for others for --sync-timeout-s: wait for them; ask servers and workers, and fail without an answer in as much time again; or drop the late workers (p2p: go on without them until they are back)")] = "ask"
     # fmt: on
 

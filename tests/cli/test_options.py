@@ -75,9 +75,9 @@ def test_every_field_with_a_help_text_can_be_given(name, schema):
 
 def test_chaos_help_shows_the_cluster_that_it_starts():
     text = " ".join(CliRunner().invoke(main, ["chaos", "--help"]).output.split())
-    assert "--workers INTEGER worker processes [default: 3]" in text
-    assert re.search(r"--servers INTEGER [^\[]*\[default: 3\]", text)
-    assert re.search(r"--replicas INTEGER [^\[]*\[default: 2\]", text)
+    assert "--workers INTEGER RANGE worker processes [default: 3; 1<=x<=1024]" in text
+    assert re.search(r"--servers INTEGER RANGE [^\[]*\[default: 3; ", text)
+    assert re.search(r"--replicas INTEGER RANGE [^\[]*\[default: 2; ", text)
 
 
 def test_old_names_are_gone():
@@ -105,3 +105,34 @@ def test_help_has_headings():
     places = [text.index(f"\n{name}:\n") for name in SECTIONS if f"\n{name}:\n" in text]
     assert len(places) >= 8
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "wrong"),
+    [
+        (name, words, option)
+        for name, option in OPTIONS
+        for words in [[option.opts[-1], "-7"]]
+        if getattr(option.type, "min", None) is not None
+    ],
+    ids=lambda each: getattr(each, "name", each if isinstance(each, str) else ""),
+)
+def test_a_number_out_of_its_range_is_refused_with_the_flag_as_it_was_typed(name, words, wrong):
+    ended = CliRunner().invoke(main, [*name.split(), *words])
+    assert ended.exit_code == 2
+    assert f"Invalid value for '{words[0]}': -7" in ended.output
+
+
+def test_ranges_are_those_of_the_schema():
+    checked = 0
+    for name, schema in SCHEMAS.items():
+        options = {each.name: each for each in main.commands[name].params}
+        for field, hint in get_type_hints(schema, include_extras=True).items():
+            meta = getattr(hint, "__metadata__", (None,))[0]
+            kind = getattr(options.get(field), "type", None)
+            if meta is not None and kind is not None and (meta.ge, meta.gt) != (None, None):
+                assert kind.min == (meta.ge if meta.gt is None else meta.gt), field
+                assert kind.min_open == (meta.gt is not None)
+                assert kind.max == meta.le
+                checked += 1
+    assert checked > 50

@@ -52,7 +52,7 @@ def refused(tmp_path, monkeypatch):
         ("train digits --assignment odd", "odd"),
         ("train digits --strategy p2p --checkpoint-every-s 5", "use --checkpoint-every"),
         ("train digits --resume .", "is not the folder of a run"),
-        ("train digits --workers 0", "workers: expected `int` >= 1"),
+        ("train digits --workers 0", "'--workers': 0 is not in the range 1<=x<=1024"),
         ("run --resume . script.py", "no complete checkpoint"),
         ("run --replicas 2 script.py", "--replicas 2 needs at least 2 servers (got 1)"),
         ("run --import absent.py script.py", "no file"),
@@ -78,12 +78,6 @@ def test_what_is_wrong_is_named(words, told, refused, tmp_path):
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"1 3:4\n" * 100)[:-20])
     (tmp_path / "script.py").write_text("")
     assert told in refused(words)
-
-
-def test_help_shows_the_defaults_that_chaos_uses():
-    text = " ".join(CliRunner().invoke(main, ["chaos", "--help"]).output.split())
-    for shown in ("--workers INTEGER worker processes [default: 3]", "[default: 2]"):
-        assert shown in text
 
 
 def test_a_users_function_is_imported_but_only_workers_call_it(tmp_path):

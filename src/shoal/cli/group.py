@@ -223,15 +223,15 @@ def options_of(
                 field.name,
                 section=meta.extra["section"],
                 **settings,
-                **_click_type(kind, field.name in lists),
+                **_click_type(kind, meta, field.name in lists),
             )(command)
         return command
 
     return decorate
 
 
-def _click_type(kind: Any, several: bool = False) -> dict[str, Any]:
-    """Return how click reads a value, or several; the schema checks the bounds."""
+def _click_type(kind: Any, meta: msgspec.Meta, several: bool = False) -> dict[str, Any]:
+    """Return how click reads a value within the bounds of its schema, or several values."""
     if several:
         return {"type": str, "metavar": "VALUE,..."}
     if kind is bool:
@@ -242,7 +242,13 @@ def _click_type(kind: Any, several: bool = False) -> dict[str, Any]:
         return {"multiple": True, "metavar": "MODULE"}
     if get_origin(kind) is dict:
         return {"multiple": True, "metavar": "NAME=VALUE"}
-    return {"type": kind if kind in (int, float) else str}
+    if kind not in (int, float):
+        return {"type": str}
+    least, most = (meta.ge if meta.gt is None else meta.gt), meta.le
+    if least is None and most is None:
+        return {"type": kind}
+    within: Any = click.IntRange if kind is int else click.FloatRange
+    return {"type": within(least, most, min_open=meta.gt is not None)}
 
 
 def plain(flags: Mapping[str, Any], schema: type[msgspec.Struct]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from shoal.protocol.messages.admin import (
     CheckpointRequest,
     DeathReport,
     DeathReportSeen,
+    Echo,
     StatusReply,
     StatusRequest,
 )
@@ -23,7 +24,7 @@ from shoal.protocol.scheduler.stragglers import Stragglers
 from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.views import NodeId
 
-OF_TOOLS = StatusRequest | CheckpointRequest | DeathReport | ProcessHeartbeat
+OF_TOOLS = Echo | StatusRequest | CheckpointRequest | DeathReport | ProcessHeartbeat
 
 
 class Tools:
@@ -52,6 +53,8 @@ class Tools:
 
     def asked(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         match message:
+            case Echo():
+                out.append(Send(sender, message))
             case StatusRequest():
                 out.append(Send(sender, self._status(now)))
             case CheckpointRequest():

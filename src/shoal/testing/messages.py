@@ -55,7 +55,6 @@ EXAMPLES: list[Message] = [
     membership.ViewRefused((2, 6), (2, 5)),
     membership.Synced(7, ((0, 1 << 62, 5),)),
     membership.WaitTimes(7, ((8, 0.25), (1 << 40, 1e9))),
-    admin.Echo(),
     admin.StatusRequest(),
     admin.StatusReply(
         "server-0", (admin.Waits("pull w[0:9)", "waits for worker-0", 1, (("worker-1", 2.5),)),)

@@ -23,10 +23,6 @@ class StatusRequest(Message, frozen=True):
     """Ask a node which requests wait for which members."""
 
 
-class Echo(Message, frozen=True):
-    """Ask a node to answer, with nothing else to say."""
-
-
 class Waits(msgspec.Struct, frozen=True, array_like=True):
     """Members with requests of one kind that wait for the same reason.
 

@@ -10,7 +10,6 @@ from shoal.protocol.messages.admin import (
     CheckpointRequest,
     DeathReport,
     DeathReportSeen,
-    Echo,
     StatusReply,
     StatusRequest,
 )
@@ -24,7 +23,7 @@ from shoal.protocol.scheduler.stragglers import Stragglers
 from shoal.protocol.scheduler.view_change import ViewChange
 from shoal.protocol.views import NodeId
 
-OF_TOOLS = Echo | StatusRequest | CheckpointRequest | DeathReport | ProcessHeartbeat
+OF_TOOLS = StatusRequest | CheckpointRequest | DeathReport | ProcessHeartbeat
 
 
 class Tools:
@@ -53,8 +52,6 @@ class Tools:
 
     def asked(self, sender: NodeId, message: Message, now: float, out: Effects) -> None:
         match message:
-            case Echo():
-                out.append(Send(sender, message))
             case StatusRequest():
                 out.append(Send(sender, self._status(now)))
             case CheckpointRequest():

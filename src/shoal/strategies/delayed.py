@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from math import nan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, PushOp, Start, Wait
@@ -26,17 +26,23 @@ from shoal.strategies.base import (
     strategies,
 )
 from shoal.strategies.servers import ServerStrategy
-from shoal.strategies.settings import (
-    DelayCompensationSettings,
-    DownpourSettings,
-    StrategySettings,
-)
+from shoal.strategies.settings import StrategySettings, setting
 from shoal.strategies.table_ops import TableOps
 from shoal.tables.consistency import asp, bsp
 from shoal.tables.schedules import schedule_lr
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# fmt: off
+class DownpourSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "downpour"."""
+
+    n_push: Annotated[int, setting("n_push: batches whose gradients are pushed together", ge=1)] = 4
+    n_fetch: Annotated[int, setting("n_fetch: batches between two pulls of the parameters", ge=1)] = 4
+    local_lr: Annotated[float, setting("alpha: rate of the steps on a worker's own parameters; -1: the optimizer's", ge=-1)] = -1.0
+# fmt: on
 
 
 class Downpour(ServerStrategy):
@@ -146,6 +152,17 @@ class Downpour(ServerStrategy):
         if buffer in self.rates:
             return self.rates[buffer]
         return self._schedules[buffer](self.clock * self.options.workers)  # all workers' pushes
+
+
+# fmt: off
+class DelayCompensationSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "dc_asgd"."""
+
+    lam: Annotated[float, setting("lambda_0: strength of the compensation; the paper has 0.04 constant and 2 adaptive", ge=0)] = 2.0
+    adaptive: Annotated[bool, setting("divide by the root of the gradients' mean square (DC-ASGD-a)")] = True
+    mean_square: Annotated[float, setting("m: memory of that mean square", ge=0, lt=1)] = 0.95
+    epsilon: Annotated[float, setting("added to the mean square", gt=0)] = 1e-7
+# fmt: on
 
 
 class DelayCompensated(ServerStrategy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
@@ -12,10 +12,29 @@ from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, PullOp
 from shoal.strategies.base import WAITED_FOR, Model, Program, StrategyOptions, strategies
 from shoal.strategies.local_updates import LocalUpdates, momentum_sgd
-from shoal.strategies.settings import DiLoCoSettings, StrategySettings, quorum_of
+from shoal.strategies.settings import (
+    ExchangeBy,
+    QuorumSettings,
+    StrategySettings,
+    quorum_of,
+    setting,
+)
 from shoal.strategies.table_ops import byte_view
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import Access
+
+
+# fmt: off
+class DiLoCoSettings(QuorumSettings, frozen=True, kw_only=True):
+    """Settings of "diloco"."""
+
+    tau: Annotated[int, setting("H: inner steps between two exchanges", ge=1)] = 50
+    mode: Annotated[Literal["sync", "async"], setting("async: what comes late for its round goes into the present one")] = "sync"
+    outer_lr: Annotated[float, setting("learning rate of the outer optimizer", gt=0)] = 0.7
+    outer_momentum: Annotated[float, setting("Nesterov momentum of the outer optimizer; 0: none", ge=0, lt=1)] = 0.9
+    staleness_power: Annotated[float, setting("p: what comes s rounds late is divided by (1 + s)^p; async", ge=0)] = 0.5
+    exchange: ExchangeBy = "servers"
+# fmt: on
 
 
 class DiLoCo(LocalUpdates):

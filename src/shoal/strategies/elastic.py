@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from math import nan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import Exchange
@@ -28,7 +28,7 @@ from shoal.strategies.base import (
     restore,
     strategies,
 )
-from shoal.strategies.settings import ElasticMomentumSettings, ElasticSettings, StrategySettings
+from shoal.strategies.settings import StrategySettings, setting
 from shoal.strategies.table_ops import TableOps, table_specs
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.consistency import asp
@@ -36,6 +36,15 @@ from shoal.tables.spec import Access, TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# fmt: off
+class ElasticSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "easgd"."""
+
+    tau: Annotated[int, setting("tau: steps between two exchanges with the centre", ge=1)] = 10
+    beta: Annotated[float, setting("beta = p alpha, of p workers: what all together move the centre", gt=0)] = 0.9
+# fmt: on
 
 
 class EASGD(Strategy):
@@ -147,6 +156,15 @@ class EASGD(Strategy):
         self._inner.load_state_dict(state)
         self._steps = int(state["steps"])
         restore(self._values, state["values"])
+
+
+# fmt: off
+class ElasticMomentumSettings(ElasticSettings, frozen=True, kw_only=True):
+    """Settings of "eamsgd"."""
+
+    optimizer: ClassVar[str] = "sgd"  # the paper's: the momentum is the strategy's own
+    delta: Annotated[float, setting("delta: Nesterov momentum of a worker", ge=0, lt=1)] = 0.99
+# fmt: on
 
 
 class EAMSGD(EASGD):

@@ -19,7 +19,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import nan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from shoal.errors import InvalidValue, RoundClosed
 from shoal.protocol.machine import Outcome
@@ -36,13 +36,7 @@ from shoal.strategies.base import (
     strategies,
 )
 from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
-from shoal.strategies.settings import (
-    AveragingSettings,
-    BMUFSettings,
-    FedAvgSettings,
-    PostLocalSettings,
-    StrategySettings,
-)
+from shoal.strategies.settings import ExchangeBy, StrategySettings, Tau, setting
 from shoal.strategies.table_ops import TableOps, table_specs
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.consistency import Consistency, bsp
@@ -50,6 +44,15 @@ from shoal.tables.spec import Access, Span, TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# fmt: off
+class AveragingSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "model_averaging"."""
+
+    tau: Tau = 16
+    exchange: ExchangeBy = "servers"
+# fmt: on
 
 
 class LocalUpdates(Strategy):
@@ -254,6 +257,16 @@ class ModelAveraging(LocalUpdates):
     source: ClassVar[str] = "McDonald et al. 2010, section 4"
 
 
+# fmt: off
+class PostLocalSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "local_sgd"."""
+
+    tau: Tau = 16
+    after: Annotated[int, setting("t': rounds with one step each before the first with tau steps", ge=0)] = 0
+    exchange: ExchangeBy = "servers"
+# fmt: on
+
+
 class LocalSGD(LocalUpdates):
     """Strategy "local_sgd": post-local SGD.
 
@@ -271,6 +284,17 @@ class LocalSGD(LocalUpdates):
 
     def period(self, clock: int) -> int:
         return 1 if clock < self.settings.after else int(self.settings.tau)
+
+
+# fmt: off
+class FedAvgSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "fedavg"."""
+
+    fraction: Annotated[float, setting("C: share of the workers that take part in a round", gt=0, le=1)] = 1.0
+    local_epochs: Annotated[int, setting("E: passes of a worker over its own data in a round", ge=1)] = 1
+    seed: Annotated[int, setting("seed of the draws of who takes part", ge=0)] = 0
+    exchange: ExchangeBy = "servers"
+# fmt: on
 
 
 class FedAvg(LocalUpdates):
@@ -313,6 +337,18 @@ class FedAvg(LocalUpdates):
         some = max(1, round(self.settings.fraction * workers))
         drawn = sorted(range(workers), key=lambda rank: _hash(self.settings.seed, clock, rank))
         return self.options.rank in drawn[:some]
+
+
+# fmt: off
+class BMUFSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "bmuf"."""
+
+    tau: Tau = 16
+    block_momentum: Annotated[float, setting("eta: momentum of the blocks; -1 for 1 - 1/N with N workers", ge=-1, lt=1)] = -1.0
+    block_lr: Annotated[float, setting("zeta: learning rate of the blocks", gt=0)] = 1.0
+    nesterov: Annotated[bool, setting("workers start from where the momentum leads (NBM), not from the classic position (CBM)")] = False
+    exchange: ExchangeBy = "servers"
+# fmt: on
 
 
 class BMUF(LocalUpdates):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from functools import reduce
 from math import nan
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from shoal.errors import RingBroken
 from shoal.protocol.machine import Outcome
@@ -33,7 +33,7 @@ from shoal.strategies.base import (
     strategies,
 )
 from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
-from shoal.strategies.settings import PeerToPeerSettings, StrategySettings
+from shoal.strategies.settings import StrategySettings, setting
 from shoal.strategies.table_ops import byte_view
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
@@ -42,6 +42,15 @@ CHUNK = 1 << 16  # elements that are mixed while they are in the cache
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# fmt: off
+class PeerToPeerSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "p2p"."""
+
+    graph: Annotated[Literal["complete", "ring"], setting("whose neighbours workers are: of all others, or of the next rank on either side")] = "complete"
+    mode: Annotated[Literal["sync", "async"], setting("async: mix with the newest parameters that have arrived, without waiting")] = "sync"
+# fmt: on
 
 
 class PeerToPeer(Strategy):

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from math import nan
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from shoal.errors import InvalidValue, RoundClosed, UsageError
 from shoal.keys import KeyRange
@@ -29,7 +29,7 @@ from shoal.strategies.base import (
     names_of,
     strategies,
 )
-from shoal.strategies.settings import StrategySettings, SyncSettings, quorum_of
+from shoal.strategies.settings import QuorumSettings, StrategySettings, quorum_of, setting
 from shoal.strategies.table_ops import TableOps, byte_view, table_specs
 from shoal.tables.consistency import Consistency, Cover, asp, bsp, ssp
 from shoal.tables.spec import TableSpec
@@ -243,6 +243,15 @@ def joined(spans: Sequence[KeyRange], updates: Sequence[int]) -> Iterator[tuple[
     for count, some in groupby(zip(spans, updates, strict=True), key=lambda pair: pair[1]):
         rows = [span for span, _ in some]
         yield KeyRange(rows[0].start, rows[-1].stop), count
+
+
+# fmt: off
+class SyncSettings(QuorumSettings, frozen=True, kw_only=True):
+    """Settings of "sync"."""
+
+    merge: Annotated[Literal["mean", "median", "trimmed_mean"], setting("how gradients are merged; median and trimmed_mean tolerate faulty workers")] = "mean"
+    trim: Annotated[float, setting("share of the gradients left out at either end, of trimmed_mean", ge=0, lt=0.5)] = 0.0
+# fmt: on
 
 
 class Sync(ServerStrategy):

@@ -1,6 +1,7 @@
-"""The settings of strategies, one class each: name, meaning, default and bounds (`--set name=value`).
+"""What settings of strategies have in common; each strategy's own stand with its class.
 
-The texts have the symbols of the papers. The module is importable without torch.
+A setting has a name, a meaning with the symbol of the paper, a default and bounds
+(`--set name=value`).
 """
 
 from __future__ import annotations
@@ -72,108 +73,7 @@ class QuorumSettings(StrategySettings, frozen=True, kw_only=True):
     grace_s: Annotated[float, setting("seconds that others still have once a quorum has pushed", ge=0)] = 0.0
 
 
-class SyncSettings(QuorumSettings, frozen=True, kw_only=True):
-    """Settings of "sync"."""
-
-    merge: Annotated[Literal["mean", "median", "trimmed_mean"], setting("how gradients are merged; the latter two bear wrong ones")] = "mean"
-    trim: Annotated[float, setting("share of the gradients left out at either end, of trimmed_mean", ge=0, lt=0.5)] = 0.0
-
-
 Tau = Annotated[int, setting("H: local steps between two exchanges", ge=1)]
 
 ExchangeBy = Annotated[Literal["servers", "allreduce"], setting("what averages: servers, or the workers among themselves, without servers")]
-
-
-class DownpourSettings(StrategySettings, frozen=True, kw_only=True):
-    """Settings of "downpour"."""
-
-    n_push: Annotated[int, setting("n_push: batches whose gradients are pushed together", ge=1)] = 4
-    n_fetch: Annotated[int, setting("n_fetch: batches between two pulls of the parameters", ge=1)] = 4
-    local_lr: Annotated[float, setting("alpha: rate of the steps on a worker's own parameters; -1: the optimizer's", ge=-1)] = -1.0
-
-
-class DelayCompensationSettings(StrategySettings, frozen=True, kw_only=True):
-    """Settings of "dc_asgd"."""
-
-    lam: Annotated[float, setting("lambda_0: strength of the compensation; the paper has 0.04 constant and 2 adaptive", ge=0)] = 2.0
-    adaptive: Annotated[bool, setting("divide by the root of the gradients' mean square (DC-ASGD-a)")] = True
-    mean_square: Annotated[float, setting("m: memory of that mean square", ge=0, lt=1)] = 0.95
-    epsilon: Annotated[float, setting("added to the mean square", gt=0)] = 1e-7
-
-
-class ElasticSettings(StrategySettings, frozen=True, kw_only=True):
-    """Settings of "easgd"."""
-
-    tau: Annotated[int, setting("tau: steps between two exchanges with the centre", ge=1)] = 10
-    beta: Annotated[float, setting("beta = p alpha, of p workers: what all together move the centre", gt=0)] = 0.9
-
-
-class ElasticMomentumSettings(ElasticSettings, frozen=True, kw_only=True):
-    """Settings of "eamsgd"."""
-
-    optimizer: ClassVar[str] = "sgd"  # the paper's: the momentum is the strategy's own
-    delta: Annotated[float, setting("delta: Nesterov momentum of a worker", ge=0, lt=1)] = 0.99
-
-
-class AveragingSettings(StrategySettings, frozen=True, kw_only=True):
-    """Settings of "model_averaging"."""
-
-    tau: Tau = 16
-    exchange: ExchangeBy = "servers"
-
-
-class PostLocalSettings(StrategySettings, frozen=True, kw_only=True):
-    """Settings of "local_sgd"."""
-
-    tau: Tau = 16
-    after: Annotated[int, setting("t': rounds with one step each before the first with tau steps", ge=0)] = 0
-    exchange: ExchangeBy = "servers"
-
-
-class FedAvgSettings(StrategySettings, frozen=True, kw_only=True):
-    """Settings of "fedavg"."""
-
-    fraction: Annotated[float, setting("C: share of the workers that take part in a round", gt=0, le=1)] = 1.0
-    local_epochs: Annotated[int, setting("E: passes of a worker over its own data in a round", ge=1)] = 1
-    seed: Annotated[int, setting("seed of the draws of who takes part", ge=0)] = 0
-    exchange: ExchangeBy = "servers"
-
-
-class BMUFSettings(StrategySettings, frozen=True, kw_only=True):
-    """Settings of "bmuf"."""
-
-    tau: Tau = 16
-    block_momentum: Annotated[float, setting("eta: momentum of the blocks; -1 for 1 - 1/N with N workers", ge=-1, lt=1)] = -1.0
-    block_lr: Annotated[float, setting("zeta: learning rate of the blocks", gt=0)] = 1.0
-    nesterov: Annotated[bool, setting("workers start from where the momentum leads (NBM), not from the classic position (CBM)")] = False
-    exchange: ExchangeBy = "servers"
-
-
-class DiLoCoSettings(QuorumSettings, frozen=True, kw_only=True):
-    """Settings of "diloco"."""
-
-    tau: Annotated[int, setting("H: inner steps between two exchanges", ge=1)] = 50
-    mode: Annotated[Literal["sync", "async"], setting("async: what comes late for its round goes into the present one")] = "sync"
-    outer_lr: Annotated[float, setting("learning rate of the outer optimizer", gt=0)] = 0.7
-    outer_momentum: Annotated[float, setting("Nesterov momentum of the outer optimizer; 0: none", ge=0, lt=1)] = 0.9
-    staleness_power: Annotated[float, setting("p: what comes s rounds late is divided by (1 + s)^p; async", ge=0)] = 0.5
-    exchange: ExchangeBy = "servers"
-
-
-class PeerToPeerSettings(StrategySettings, frozen=True, kw_only=True):
-    """Settings of "p2p"."""
-
-    graph: Annotated[Literal["complete", "ring"], setting("whose neighbours workers are: of all others, or of the next rank on either side")] = "complete"
-    mode: Annotated[Literal["sync", "async"], setting("async: mix with the newest parameters that have arrived, without waiting")] = "sync"
-
-
-class StreamingDiLoCoSettings(StrategySettings, frozen=True, kw_only=True):
-    """Settings of "streaming_diloco"."""
-
-    tau: Annotated[int, setting("H: inner steps between two exchanges of a fragment, a multiple of fragments", ge=1)] = 40
-    fragments: Annotated[int, setting("P: parts of the parameters, exchanged one after the other", ge=1, le=1024)] = 4
-    overlap: Annotated[int, setting("tau: inner steps that are taken while a fragment is exchanged", ge=0)] = 1
-    mixing: Annotated[float, setting("alpha: weight of a worker's own parameters where they meet what has come meanwhile", ge=0, lt=1)] = 0.5
-    outer_lr: Annotated[float, setting("learning rate of the outer optimizer", gt=0)] = 0.7
-    outer_momentum: Annotated[float, setting("Nesterov momentum of the outer optimizer; 0: none", ge=0, lt=1)] = 0.9
 # fmt: on

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import replace
 from math import ceil, nan
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import structs
 
@@ -23,12 +23,25 @@ from shoal.strategies.base import (
     strategies,
 )
 from shoal.strategies.local_updates import LocalUpdates, momentum_sgd
-from shoal.strategies.settings import StreamingDiLoCoSettings
+from shoal.strategies.settings import StrategySettings, setting
 from shoal.strategies.table_ops import byte_view, table_specs
 from shoal.tables.spec import Access, TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# fmt: off
+class StreamingDiLoCoSettings(StrategySettings, frozen=True, kw_only=True):
+    """Settings of "streaming_diloco"."""
+
+    tau: Annotated[int, setting("H: inner steps between two exchanges of a fragment, a multiple of fragments", ge=1)] = 40
+    fragments: Annotated[int, setting("P: parts of the parameters, exchanged one after the other", ge=1, le=1024)] = 4
+    overlap: Annotated[int, setting("tau: inner steps that are taken while a fragment is exchanged", ge=0)] = 1
+    mixing: Annotated[float, setting("alpha: weight of a worker's own parameters where they meet what has come meanwhile", ge=0, lt=1)] = 0.5
+    outer_lr: Annotated[float, setting("learning rate of the outer optimizer", gt=0)] = 0.7
+    outer_momentum: Annotated[float, setting("Nesterov momentum of the outer optimizer; 0: none", ge=0, lt=1)] = 0.9
+# fmt: on
 
 
 class StreamingDiLoCo(LocalUpdates):

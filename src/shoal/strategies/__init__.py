@@ -20,7 +20,6 @@ from . import (  # noqa: F401  (they register themselves)
     diloco,
     elastic,
     local_updates,
-    noisy,
     p2p,
     servers,
     streaming,

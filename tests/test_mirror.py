@@ -27,6 +27,7 @@ CROSS_CUTTING = {
     "test_doctests.py",
     "test_examples.py",
     "test_exchange_path.py",
+    "test_run_path.py",
     "test_mirror.py",
     "test_one_writer.py",
     "test_ported.py",

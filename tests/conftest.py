@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.zygote import zygote
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
@@ -23,6 +28,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write tests/transcripts/*.txt anew; be able to explain every difference",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def launchers_are_forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs of tests start without importing torch, unless SHOAL_ZYGOTE=off or for coverage."""
+    off = {"COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "SHOAL_ZYGOTE"}
+    if off & os.environ.keys():  # coverage follows processes from their start
+        yield
+        return
+    with zygote(Path(tempfile.mkdtemp(prefix="shoal-tests-"))):
+        yield
 
 
 @contextmanager

@@ -6,7 +6,14 @@ import subprocess
 import sys
 from threading import Thread
 
+import pytest
+
 from shoal.engines.roles import advertised
+
+
+@pytest.fixture(autouse=True)
+def launchers_are_those_of_users(monkeypatch):
+    monkeypatch.delenv("SHOAL_ZYGOTE", raising=False)
 
 
 def launcher(tmp_path):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 HERE = Path(__file__).parent
 PRELOADED = (
@@ -86,7 +87,7 @@ def serve(listener: socket.socket) -> None:
                 os.close(fd)
 
 
-def become(asked: dict[str, object], fds: list[int]) -> None:
+def become(asked: dict[str, Any], fds: list[int]) -> None:
     """Become the launcher that a caller would have started."""
     try:
         from shoal.engines.launcher import Launcher
@@ -101,10 +102,10 @@ def become(asked: dict[str, object], fds: list[int]) -> None:
             os.dup2(fd, number)
             os.close(fd)
         os.environ.clear()
-        os.environ.update(asked["env"])  # type: ignore[call-overload]
-        os.chdir(str(asked["cwd"]))
-        sys.path[0] = str(asked["cwd"])
-        sockets, parent = asked["arguments"]  # type: ignore[misc]
+        os.environ.update(asked["env"])
+        os.chdir(asked["cwd"])
+        sys.path[0] = asked["cwd"]
+        sockets, parent = asked["arguments"]
         Launcher(socket.socket(fileno=fds[0]), sockets, int(parent)).run()
     finally:
         os._exit(1)

@@ -19,9 +19,9 @@ from shoal.cli import main
 from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue
 from shoal.reports.events import load_run, read_events
+from shoal.runs.ending import join_run
 from shoal.runs.job import from_mapping
 from shoal.runs.plan import tasks_of
-from shoal.runs.resume import join_run
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from shoal.apps.train.command import TrainApplication
 from shoal.engines.local import LocalEngine
 from shoal.reports.events import read_events
+from shoal.runs.ending import join_run
 from shoal.runs.job import from_mapping
 from shoal.runs.plan import tasks_of
-from shoal.runs.resume import join_run
 from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder
 from tests.real.waiting import until

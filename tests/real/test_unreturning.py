@@ -10,9 +10,9 @@ from shoal.apps.train.command import TrainApplication
 from shoal.engines.local import LocalEngine
 from shoal.protocol.supervision import supervisor
 from shoal.reports.events import read_events
+from shoal.runs.ending import join_run
 from shoal.runs.job import from_mapping
 from shoal.runs.plan import tasks_of
-from shoal.runs.resume import join_run
 from shoal.storage.run_folder import RunFolder
 from tests.real.test_stragglers_ignored import steps
 from tests.real.waiting import until

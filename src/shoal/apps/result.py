@@ -1,4 +1,4 @@
-"""RunResult: the result of a run that was started from Python."""
+"""RunResult: what a run that was started from Python returns; `runs.run` writes the summary."""
 
 from __future__ import annotations
 

@@ -15,9 +15,8 @@ import msgspec
 from rich.console import Console
 
 from shoal.apps.script_job import ScriptRun, check_script, check_settings, job_of
-from shoal.engines.base import Task
+from shoal.engines.base import Engine, Task
 from shoal.engines.gathering import UNLIMITED_S
-from shoal.engines.local import LocalEngine
 from shoal.engines.options import WorkerRole
 from shoal.engines.output import Followed
 from shoal.engines.script_options import variables_of
@@ -85,7 +84,7 @@ class ScriptApplication(Application[ScriptRun]):
     def ledger_before(self, clock: int) -> LedgerRecord | None:
         return ledger_of(self.spec.resume, clock)
 
-    def worker_tasks(self, engine: LocalEngine, started_at: float) -> list[Task]:
+    def worker_tasks(self, engine: Engine, started_at: float) -> list[Task]:
         how, threads = self.spec, threads_of(self.spec.workers)
         env = {
             "SHOAL_SCHEDULER": engine.address("scheduler"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.engines.base import DENSE, Task
+from shoal.engines.base import DENSE, Engine, Task
 from shoal.engines.host_memory import table_memory
 from shoal.engines.local import LocalEngine
 from shoal.engines.options import SchedulerRole, ServerRole
@@ -17,7 +17,7 @@ from shoal.storage.scratch import ScratchFolder
 
 
 def start_cluster(
-    engine: LocalEngine,
+    engine: Engine,
     servers: int,
     workers: int,
     listen: str = "",
@@ -61,7 +61,7 @@ def start_cluster(
 
 
 def cluster_tasks(
-    engine: LocalEngine,
+    engine: Engine,
     scheduler: SchedulerRole,
     server: ServerRole,
     preload: tuple[str, ...] = DENSE,
@@ -79,7 +79,7 @@ def cluster_tasks(
 
 
 def server_task(
-    engine: LocalEngine,
+    engine: Engine,
     scheduler: str,
     rank: int,
     role: ServerRole | None = None,

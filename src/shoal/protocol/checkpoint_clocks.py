@@ -2,7 +2,8 @@
 
 A view made for a checkpoint names a clock beyond every clock that servers have seen pushed, so that
 servers and workers know of it in time. The scheduler makes this view at a regular interval, and
-when a checkpoint is requested.
+when a checkpoint is requested. From which of them a run continues is decided in
+`storage.checkpoints`.
 """
 
 from __future__ import annotations

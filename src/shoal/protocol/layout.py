@@ -1,7 +1,9 @@
 """Layout: where the keys and rows of a table are in the payload of a message.
 
 A payload has the parts of the message in order. A part has its keys, if it names keys, then its
-rows, then the rows of each optimizer slot. All who read, cut or announce a payload ask a `Layout`.
+rows, then the rows of each optimizer slot. Worker and server ask a `Layout` how many bytes that is
+and where it may be cut. Nothing is encoded: tensors are sent as they are, and a server has them
+received into staging memory (`tables.staging`), which a shard makes as large as its rows.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from rich.console import Console
 
-from shoal.engines.base import DENSE, Task
-from shoal.engines.local import LocalEngine
+from shoal.engines.base import DENSE, Engine, Task
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.runs.job_file import dump_job
 from shoal.runs.options import RunOptions
@@ -102,7 +101,7 @@ class Application(ABC, Generic[Spec]):
         epochs: int = getattr(self.spec, "epochs", 0)
         return ledger_of(self.spec.resume, clock, epochs, needed=True)
 
-    def worker_tasks(self, engine: LocalEngine, started_at: float) -> list[Task]:
+    def worker_tasks(self, engine: Engine, started_at: float) -> list[Task]:
         """Return the tasks of the run's workers."""
         task = WorkerTask(
             spec=msgspec.to_builtins(self.spec),
@@ -119,7 +118,7 @@ class Application(ABC, Generic[Spec]):
             for rank in range(self.spec.workers)
         ]
 
-    def worker_inputs(self, engine: LocalEngine) -> dict[str, Any]:
+    def worker_inputs(self, engine: Engine) -> dict[str, Any]:
         """Return what workers need beside the options of the run."""
         return {}
 

@@ -6,10 +6,9 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from shoal.engines.base import Task
+from shoal.engines.base import Engine, Task
 from shoal.engines.cluster import cluster_tasks
 from shoal.engines.gathering import UNLIMITED_S
-from shoal.engines.local import LocalEngine
 from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.runs.application import Application, Spec
 from shoal.storage.shard_files import SavedTables
@@ -17,7 +16,7 @@ from shoal.storage.shard_files import SavedTables
 
 def tasks_of(
     application: Application[Spec],
-    engine: LocalEngine,
+    engine: Engine,
     started_at: float,
     more_workers: int = 0,
 ) -> list[Task]:
@@ -31,7 +30,7 @@ def tasks_of(
 
 def cluster_of(
     application: Application[Spec],
-    engine: LocalEngine,
+    engine: Engine,
     started_at: float,
     more_workers: int = 0,
 ) -> list[Task]:

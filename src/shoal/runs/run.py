@@ -9,10 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
+from shoal.engines.base import Engine
 from shoal.engines.local import LocalEngine
 from shoal.runs.application import Application, Spec
+from shoal.runs.ending import join_run
 from shoal.runs.plan import tasks_of
-from shoal.runs.resume import join_run, resumed_at
+from shoal.runs.resume import resumed_at
 from shoal.storage.run_folder import RunFolder
 
 
@@ -21,7 +23,7 @@ def run_here(
     console: Console | None = None,
     started_at: float | None = None,
     trust: bool = False,
-    engine_of: Callable[[RunFolder], LocalEngine] = LocalEngine,
+    engine_of: Callable[[RunFolder], Engine] = LocalEngine,
 ) -> dict[str, Any]:
     """Run an application here, from its checks to its summary, and return the summary.
 

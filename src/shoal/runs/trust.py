@@ -1,8 +1,9 @@
 """The code that a job's file or a run's folder imports, and whether its user has chosen it.
 
-A job file that is named is its caller's choice, as a script is. The job that a run's folder records
-is not: --resume names the folder only. So a run that another user has left, or could have changed,
-is continued only if it is trusted, and so is a job file of another user that names code.
+What the command line names is its caller's choice, and is not checked: a script, code, a job file
+of the caller's own. The job that a run's folder records is no such choice: --resume names the
+folder only. So a run that another user has left, or could have changed, is continued only if it is
+trusted, and so is a job file of another user that names code.
 """
 
 from __future__ import annotations

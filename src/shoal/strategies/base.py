@@ -158,6 +158,9 @@ class Traits:
 class Strategy(ABC):
     """Base class of training strategies.
 
+    A new one is a module with its settings, the class and `strategies.add`, and a line in
+    `strategies/__init__.py`; or a class in a file of one's own.
+
     Args:
         options: the optimizer, its consistency, the tables' names and the strategy's settings.
 

@@ -18,7 +18,7 @@ INDEX_BYTES = 1 << 16  # of a sparse shard without rows: its segments have a few
 # A sparse row takes, as well as its record: 8 for its key by place; 34.3 for its pair of 16 in a
 # segment that has just grown (by a factor of 1.5 at most, until 0.7 of its pairs are taken); 0.2
 # for the memory in which a growing segment is sorted; 2 for its mark since the last checkpoint.
-KEY_BYTES = 46
+SPARSE_KEY_BYTES = 46
 # In a bounded shard, whose segment does not grow: key 8, uses 4 and 8, pair 22.9, mark 2.
 BOUNDED_KEY_BYTES = 46
 USES_MOST = (1 << 32) - 1  # of a key of a bounded table: the count has 32 bits

@@ -25,8 +25,7 @@ from shoal.apps.ctr.shuffling import Labels, counted
 from shoal.apps.ctr.sources import Source, check_alike, check_trainable
 from shoal.apps.ctr.spec import APPLICATION, CtrSpec, job_text, spec_of
 from shoal.apps.result import RunResult
-from shoal.engines.base import SPARSE
-from shoal.engines.local import LocalEngine
+from shoal.engines.base import SPARSE, Engine
 from shoal.errors import InvalidValue
 from shoal.extras import require
 from shoal.reports.events import lost_members, read_events
@@ -176,7 +175,7 @@ class CtrApplication(Application[CtrSpec]):
     def shards_before(self, clock: int) -> str:
         return super().shards_before(clock) or self.spec.init
 
-    def worker_inputs(self, engine: LocalEngine) -> dict[str, Any]:
+    def worker_inputs(self, engine: Engine) -> dict[str, Any]:
         """Read the rows once, where any worker may get the batches of another."""
         if self.spec.on_worker_loss != "reassign":
             return {}

@@ -10,7 +10,7 @@ from msgspec import Meta
 from shoal.protocol.limits import PARTS_MAX, SLOTS_MAX, Number
 from shoal.protocol.views import NodeId, Role
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 SCHEDULER: NodeId = "scheduler"
 SAME = -2
 PARTS_SHOWN = 10  # parts of a request that a text names
@@ -19,6 +19,11 @@ TELLING = frozenset(("reason", "role", "rank", "name", "generation", "table", "e
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The base of all messages. A new message is a class in the module of its conversation.
+
+    Its receiver handles it in `_received` of its machine (what the scheduler says to members: in
+    `Session.handle`), and says in `arriving` where its payload goes if it has one. It needs an
+    example in `testing.messages`, and another `PROTOCOL_VERSION` if earlier nodes may meet it.
+    `transport.wire` finds it by itself.
 
     Attributes:
         senders: the roles that send it; () if nodes of every role do, also such as are no members.

@@ -395,7 +395,8 @@ class NotLeased(Message, frozen=True):
 class Finish(Message, frozen=True):
     """This member has finished its work, and the servers of the view have all its clocks.
 
-    In a later view other servers may be heads, which have to hear the clocks again.
+    In a later view other servers may be heads, which have to hear the clocks again. A member says
+    it also to confirm `End`, in any view.
     """
 
     incarnation: Number

@@ -16,7 +16,7 @@ SLOW_SHARE: Mapping[str, float] = MappingProxyType({"wait": 0.0, "drop": 0.5, "b
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True):
-    """The options of a scheduler, which have the names of their flags.
+    """The options of a scheduler; those of a `SchedulerRole`, which declares flags, by their names.
 
     Attributes:
         servers, workers: the numbers of members that make the cluster complete.

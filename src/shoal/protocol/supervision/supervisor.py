@@ -2,7 +2,8 @@
 
 A machine like those of `protocol/`: events come in, decisions come out, and time is an argument.
 The engine reports exits of processes and messages of the scheduler: a living process may be dead to
-the run, and one that ended with status 0 may have left its work undone.
+the run, and one that ended with status 0 may have left its work undone. Whether the run ends with a
+member is decided in `protocol.scheduler.rows.losses`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 from shoal.errors import AccessFailed
 from shoal.keys import KeyRange
 from shoal.tables.initial import stream_of
-from shoal.tables.sizes import INDEX_BYTES, KEY_BYTES
+from shoal.tables.sizes import INDEX_BYTES, SPARSE_KEY_BYTES
 from shoal.tables.sparse.distinct import distinct
 from shoal.tables.sparse.eviction import BoundedIndex
 from shoal.tables.sparse.index import MISSING, Growing, KeyIndex
@@ -38,7 +38,7 @@ class SparseRows(Shard):
         self._state = self.method.state(spec.width).astype(self.dtype)
         self.stride = spec.width + len(self._state)
         if not spec.max_rows:
-            self.new_row_bytes = self.stride * self.dtype.itemsize + KEY_BYTES
+            self.new_row_bytes = self.stride * self.dtype.itemsize + SPARSE_KEY_BYTES
         self._index = self._new_index()
         self._records = Growing(self.dtype, self.stride)
 

@@ -17,10 +17,10 @@ from shoal.protocol.session import Session
 from shoal.protocol.views import Member, Placement, View
 from shoal.tables.consistency import asp, bsp, ssp
 from shoal.tables.opening import bytes_needed, open_shard
-from shoal.tables.sizes import INDEX_BYTES, KEY_BYTES
+from shoal.tables.sizes import INDEX_BYTES, SPARSE_KEY_BYTES
 from shoal.tables.spec import Access, TableSpec
 
-ROW = 4 + KEY_BYTES  # of the sparse tables here
+ROW = 4 + SPARSE_KEY_BYTES  # of the sparse tables here
 WORKERS = 2
 
 

@@ -16,6 +16,8 @@ def end_of(
 ) -> ShoalError | None:
     """Return why the run ends with the loss of a member; None if it goes on.
 
+    What becomes of the member's process is decided in `protocol.supervision`.
+
     rows:            the rows that are lost with it; None if none are
     on_worker_loss:  the reaction of the run to the loss of a worker of the first group
     """

@@ -9,6 +9,7 @@ from shoal.apps.script_job import ScriptJob, ScriptRun, check_script, continued_
 from shoal.errors import DataCorrupt, DataMissing, InvalidValue, NotTrusted, UsageError
 from shoal.runs.job import JobSpec
 from shoal.runs.job_file import SCRIPT, dump_job
+from shoal.runs.trust import trusting
 from shoal.storage.run_folder import RunFolder
 
 OPTIONS = {
@@ -100,7 +101,8 @@ def test_the_run_of_another_user_runs_nothing_unless_it_is_trusted(run, tmp_path
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 4321)
     with pytest.raises(NotTrusted, match=r"would import .*train\.py --lr=1 \(script\)"):
         continued(run)
-    script, *_ = continued_script((), {"resume": str(run)}, trust=True, says=lambda text: None)
+    with trusting():
+        script, *_ = continued_script((), {"resume": str(run)}, says=lambda text: None)
     assert script == tmp_path / "train.py"
 
 

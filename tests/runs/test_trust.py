@@ -11,7 +11,7 @@ from shoal.errors import DataCorrupt, DataMissing, NotTrusted
 from shoal.runs.job import JobSpec
 from shoal.runs.job_file import dump_job
 from shoal.runs.resume import resumed_at
-from shoal.runs.trust import check_run, code_of
+from shoal.runs.trust import check_run, code_of, trusting
 from shoal.storage.run_folder import RunFolder
 
 
@@ -65,7 +65,7 @@ def test_resuming_the_run_of_another_user_imports_nothing_and_says_what_it_would
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
 @pytest.mark.parametrize("part", [".", "job.toml", "checkpoints", "checkpoints/0000000002"])
 def test_one_part_of_another_user_is_enough(tmp_path, run, part):
-    check_run(run.path, trust=False)
+    check_run(run.path)
     os.chown(run.path / part, 54321, 54321)
     status, said = shoal("train", "--resume", run.path, "--out", tmp_path / "out")
     assert not imported(tmp_path)
@@ -74,16 +74,19 @@ def test_one_part_of_another_user_is_enough(tmp_path, run, part):
 
 def test_a_run_that_others_could_have_changed_is_not_continued(tmp_path, run):
     run.job.chmod(0o666)
-    check_run(run.path, trust=False)  # nobody else comes as far as that file
+    check_run(run.path)  # nobody else comes as far as that file
     run.path.chmod(0o755)
     with pytest.raises(NotTrusted, match=r"job.toml can be written to by all users"):
-        check_run(run.path, trust=False)
+        check_run(run.path)
     run.job.chmod(0o644)
-    check_run(run.path, trust=False)
+    check_run(run.path)
     run.path.chmod(0o777)
     with pytest.raises(NotTrusted, match=r"theirs-.* can be written to by all users"):
-        check_run(run.path, trust=False)
-    check_run(run.path, trust=True)
+        check_run(run.path)
+    with trusting():
+        check_run(run.path)
+    with pytest.raises(NotTrusted):
+        check_run(run.path)
 
 
 def test_a_strategy_that_a_run_names_is_code_too(tmp_path, run, code, another):

@@ -201,7 +201,7 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
         context.close()
 
 
-def become_worker(script: str, args: list[str], role: WorkerRole, trust: bool = False) -> None:
+def become_worker(script: str, args: list[str], role: WorkerRole) -> None:
     """Join a cluster with this process, and run the script (`shoal worker`).
 
     trust:  whether to continue from the files of another user, too
@@ -217,7 +217,7 @@ def become_worker(script: str, args: list[str], role: WorkerRole, trust: bool = 
     if role.group and role.resume:
         raise InvalidValue("--resume belongs to the first worker group, not to --group")
     check_settings(role)
-    start_clock = resumed_at(role.resume, role.resume_at, trust)
+    start_clock = resumed_at(role.resume, role.resume_at)
     said = {name: value for name, value in variables_of(role).items() if value}
     said["SHOAL_ON_WORKER_LOSS"] = role.on_worker_loss
     set_variables({**said, **environment(role.resume, start_clock)})

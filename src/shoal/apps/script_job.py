@@ -86,7 +86,6 @@ def job_of(run: Path) -> ScriptJob | None:
 def continued_script(
     command: Sequence[str],
     asked: Mapping[str, Any],
-    trust: bool = False,
     says: Callable[[str], object] = print,
 ) -> tuple[Path, list[str], ScriptRun]:
     """Return the script, its arguments and the options of a run that continues another run.
@@ -97,7 +96,6 @@ def continued_script(
     Args:
         command: the script and its arguments, if they were given.
         asked: the options that were given, among them `resume`.
-        trust: whether to continue a run that another user has left, too.
         says: the function that is told which code runs because that run has run it.
 
     Raises:
@@ -117,7 +115,7 @@ def continued_script(
     del before["script"], before["command"], before["steps_before"]
     taken = {name: value for name, value in before.items() if name not in asked}
     code = code_of(taken if command else {**taken, "script": job.script})
-    check_run(run, trust, code)
+    check_run(run, code)
     if code:
         says(f"running {told(code)}, as {RunFolder(run).job} says")
     script, *args = command or job.script or ["no script"]

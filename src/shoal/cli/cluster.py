@@ -31,9 +31,7 @@ _PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @as_json
 @click.argument("script", type=_file, required=False)
 @_args
-def run(
-    script: str | None, args: tuple[str, ...], trust: bool, as_json: bool, **options: Any
-) -> None:
+def run(script: str | None, args: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run your own training script as the workers: `shoal run --workers 4 train.py --lr 0.1`.
 
     In the script, `shoal.init()` joins the cluster. Servers import the script too where a table
@@ -62,13 +60,13 @@ def run(
     if "resume" in asked:
         command = [script, *args] if script else []
         says = partial(click.echo, err=True)
-        path, words, how = continued_script(command, asked, trust, says)
+        path, words, how = continued_script(command, asked, says)
     elif script:
         path, words, how = Path(script), [*args], converted(asked, ScriptRun)
     else:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     with ended_by_signals():
-        summary = run_here(ScriptApplication(path, words, how), trust=trust)
+        summary = run_here(ScriptApplication(path, words, how))
     if as_json:
         click.echo(json.dumps(summary))
     else:
@@ -100,7 +98,7 @@ def scheduler(**options: Any) -> None:
 @main.command(short_help="be a server of a cluster on several machines")
 @options_of(ServerRole, required=("scheduler",))
 @trusts
-def server(trust: bool, **options: Any) -> None:
+def server(**options: Any) -> None:
     """Be a server of a cluster on several machines."""
     from shoal.engines.roles import own_address, run_server
     from shoal.runs.resume import begun_with, resumed_at
@@ -111,7 +109,7 @@ def server(trust: bool, **options: Any) -> None:
     listen = role.listen
     if not listen and role.scheduler.startswith("unix://"):
         listen = f"{role.scheduler.removesuffix('.sock')}-server-{os.getpid()}.sock"
-    start_clock = resumed_at(role.resume, role.resume_at, trust)
+    start_clock = resumed_at(role.resume, role.resume_at)
     role = msgspec.structs.replace(
         role,
         listen=listen or own_address(role.scheduler, role.interface),
@@ -126,8 +124,8 @@ def server(trust: bool, **options: Any) -> None:
 @trusts
 @_script
 @_args
-def worker(script: str, args: tuple[str, ...], trust: bool, **options: Any) -> None:
+def worker(script: str, args: tuple[str, ...], **options: Any) -> None:
     """Be a worker of a cluster on several machines: runs SCRIPT, which calls `shoal.init()`."""
     from shoal.apps.script import become_worker
 
-    become_worker(script, list(args), converted(plain(options, WorkerRole), WorkerRole), trust)
+    become_worker(script, list(args), converted(plain(options, WorkerRole), WorkerRole))

@@ -65,7 +65,6 @@ def compare(
     resume: str | None,
     title: str,
     out: str,
-    trust: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -85,26 +84,26 @@ def compare(
 
     console = Console(stderr=as_json)
     if resume:
-        others = given().keys() - {"resume", "jobs", "trust", "as_json"}
+        others = given().keys() - {"resume", "jobs", "as_json"}
         if others:
             flags = ", ".join(sorted(f"--{each.replace('_', '-')}" for each in others))
             raise click.UsageError(f"--resume goes on as before: leave out {flags}")
         folder = ComparisonFolder(Path(resume))
         wanted = read_comparison(folder)
-        check_run(folder.path, trust)
-        _check_code(folder.comparison, wanted, trust)
+        check_run(folder.path)
+        _check_code(folder.comparison, wanted)
         folders = search_path(_data_dir(wanted), os.environ)
     elif not given().keys() - {"as_json"}:
         click.echo(click.get_current_context().get_help())
         raise click.exceptions.Exit(EXIT_USAGE)
     else:
-        wanted = _comparison(comparison, given(), trust)
+        wanted = _comparison(comparison, given())
         folders = search_path(_data_dir(wanted), os.environ)
         if "out" not in given():
             out = str(wanted.job.get("out", out))
         with console.status("checking every cell"):
             folder = begin_comparison(wanted, folders, Path(out), title or title_of(wanted))
-    _carry_out(folder, folders, console, jobs or 0, trust, as_json)
+    _carry_out(folder, folders, console, jobs or 0, as_json)
 
 
 def _carry_out(
@@ -112,7 +111,6 @@ def _carry_out(
     data_dirs: Sequence[Path],
     console: Console,
     jobs: int,
-    trust: bool,
     as_json: bool,
 ) -> None:
     """Do the runs of a comparison that have not ended, and report."""
@@ -121,7 +119,7 @@ def _carry_out(
 
     with ended_by_signals():
         wanted = read_comparison(folder)
-        failed = run_comparison(folder, wanted, data_dirs, console, jobs, trust)
+        failed = run_comparison(folder, wanted, data_dirs, console, jobs)
     report = finish_comparison(folder, failed, None if as_json else console)
     if as_json:
         click.echo(json.dumps(report))
@@ -207,7 +205,7 @@ def _compare_application(name: str, schema: type[RunOptions], job: dict[str, Any
     title, out = flags.get("title") or title_of(wanted), flags.get("out", "shoal-runs")
     with console.status("checking every cell"):
         folder = begin_comparison(wanted, (), Path(out), title)
-    _carry_out(folder, (), console, 0, False, bool(flags.get("as_json")))
+    _carry_out(folder, (), console, 0, bool(flags.get("as_json")))
 
 
 @main.command(short_help="draw the figures of a run or of a comparison")
@@ -261,7 +259,7 @@ def report(
         click.launch(str(path))
 
 
-def _comparison(source: str | None, flags: Mapping[str, Any], trust: bool) -> Comparison:
+def _comparison(source: str | None, flags: Mapping[str, Any]) -> Comparison:
     """Return the comparison of a file or a data set and the flags that were given."""
     file: dict[str, Any] = {}
     options: dict[str, Any] = {}
@@ -285,13 +283,13 @@ def _comparison(source: str | None, flags: Mapping[str, Any], trust: bool) -> Co
         options.pop(name, None)
     wanted = comparison_from(file, options)
     if file:
-        _check_code(Path(str(source)), wanted, trust)
+        _check_code(Path(str(source)), wanted)
     return wanted
 
 
-def _check_code(path: Path, wanted: Comparison, trust: bool) -> None:
+def _check_code(path: Path, wanted: Comparison) -> None:
     for values in wanted.code():
-        check_job_file(path, values, trust)
+        check_job_file(path, values)
 
 
 def _data_dir(wanted: Comparison) -> Path | None:

@@ -17,6 +17,7 @@ from rich.console import Console
 from shoal.engines.options import flag_of
 from shoal.engines.pairs import values_of
 from shoal.errors import ShoalError, UsageError
+from shoal.runs.trust import trusting
 from shoal.storage.files import FULL
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -144,6 +145,8 @@ as_json = option("--json", "as_json", is_flag=True, help="print one JSON object 
 trusts = option(
     "--trust",
     is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, _, trust: ctx.with_resource(trusting(trust)),
     help="import what a job file or run of another user names, and continue such a run",
 )
 

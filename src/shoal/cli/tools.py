@@ -99,7 +99,6 @@ def chaos(
     kills: int,
     faults: str,
     early: bool,
-    trust: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -126,11 +125,11 @@ def chaos(
     from shoal.apps.chaos.command import UNLAWFUL, run_chaos, show_report
     from shoal.data.places import search_path
 
-    spec = from_mapping({**CHAOS, **job_values(job, given(), trust)})
+    spec = from_mapping({**CHAOS, **job_values(job, given())})
     folders = search_path(Path(spec.data_dir) if spec.data_dir else None, os.environ)
     console = Console(stderr=as_json)
     with ended_by_signals():
-        report = run_chaos(spec, kills, faults.split(","), folders, console, early, trust)
+        report = run_chaos(spec, kills, faults.split(","), folders, console, early)
     tell(as_json, report, show_report)
     if any(report.get(each) for each in (*UNLAWFUL, "missing")):
         sys.exit(EXIT_FAILED)

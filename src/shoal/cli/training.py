@@ -26,7 +26,7 @@ from shoal.runs.trust import check_job_file
 @trusts
 @as_json
 @click.option("--next-steps", is_flag=True, hidden=True)
-def train(job: str | None, as_json: bool, next_steps: bool, trust: bool, **options: Any) -> None:
+def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> None:
     """Train on a data set (digits, mnist, cifar10, images:PATH, csv:PATH), or as JOB.toml says.
 
     Options override the file. A scheduler, servers and workers start as processes of this machine;
@@ -46,11 +46,11 @@ def train(job: str | None, as_json: bool, next_steps: bool, trust: bool, **optio
     from shoal.storage.event_log import process_started_at
 
     started_at = process_started_at()
-    spec = from_mapping(job_values(job, given(), trust))
+    spec = from_mapping(job_values(job, given()))
     folders = search_path(Path(spec.data_dir) if spec.data_dir else None, os.environ)
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_here(TrainApplication(spec, folders), console, started_at, trust)
+        summary = run_here(TrainApplication(spec, folders), console, started_at)
     if not as_json:
         losses = load_run(summary["run_dir"]).steps.get(0, {}).get("loss", [])
         show_summary(console, summary, losses)
@@ -65,7 +65,7 @@ def train(job: str | None, as_json: bool, next_steps: bool, trust: bool, **optio
 @options_of(CtrSpec, leave_out=("train",))
 @trusts
 @as_json
-def train_ctr(as_json: bool, trust: bool, **options: Any) -> None:
+def train_ctr(as_json: bool, **options: Any) -> None:
     """Train a model of clicks on rows of sparse features: TRAIN, or a sample made from the seed.
 
     The weights are on servers, in sparse tables: a key has a row once it is seen.
@@ -84,7 +84,7 @@ def train_ctr(as_json: bool, trust: bool, **options: Any) -> None:
     spec = spec_from({name: value for name, value in given().items() if name in options})
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_here(CtrApplication(spec), console, started_at, trust)
+        summary = run_here(CtrApplication(spec), console, started_at)
     tell(as_json, summary, show_summary)
 
 
@@ -93,7 +93,7 @@ def train_ctr(as_json: bool, trust: bool, **options: Any) -> None:
 @options_of(WordsSpec, leave_out=("texts",))
 @trusts
 @as_json
-def train_word2vec(as_json: bool, trust: bool, texts: tuple[str, ...], **options: Any) -> None:
+def train_word2vec(as_json: bool, texts: tuple[str, ...], **options: Any) -> None:
     """Train vectors of words: on TEXT files (plain, .gz, .tar.gz), or a sample made from the seed.
 
     Writes vectors.txt and vectors.bin, which gensim and others read. Prints what it takes for a
@@ -114,15 +114,14 @@ def train_word2vec(as_json: bool, trust: bool, texts: tuple[str, ...], **options
     spec = spec_from(named | {name: v for name, v in given().items() if name in options})
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_here(WordsApplication(spec), console, started_at, trust)
+        summary = run_here(WordsApplication(spec), console, started_at)
     tell(as_json, summary, show_summary)
 
 
-def job_values(job: str | None, flags: Mapping[str, Any], trust: bool = False) -> dict[str, Any]:
+def job_values(job: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return a job's values from its file or data set and its flags; flags override the file.
 
     flags:  the flags that were given
-    trust:  whether a file of another user may name code, and a run of another user is continued
 
     Raises:
         NotTrusted: the file or the run is another user's
@@ -135,10 +134,10 @@ def job_values(job: str | None, flags: Mapping[str, Any], trust: bool = False) -
     file = load_job(Path(job)) if job and job.endswith(".toml") else {}
     if file:
         used = {name: value for name, value in file.items() if name not in asked}
-        check_job_file(Path(str(job)), used, trust)
+        check_job_file(Path(str(job)), used)
     if not flags.get("resume"):
         return {**file, **asked}
-    return continued(Path(flags["resume"]), {**file, **asked}, trust, partial(click.echo, err=True))
+    return continued(Path(flags["resume"]), {**file, **asked}, partial(click.echo, err=True))
 
 
 def _show_next_steps(summary: Mapping[str, Any]) -> None:

@@ -150,12 +150,10 @@ def from_mapping(values: dict[str, Any]) -> JobSpec:
 def continued(
     run: Path,
     asked: dict[str, Any],
-    trust: bool = False,
     says: Callable[[str], object] = log.warning,
 ) -> dict[str, Any]:
     """Return the values of a job that continues a run: those asked for, else those of that run.
 
-    trust:  whether to continue a run that another user has left, too
     says:   the function that is told which code is imported because that run has imported it
 
     Raises:
@@ -170,7 +168,7 @@ def continued(
         from_mapping(before)
     values = inherited(before, asked)
     code = code_of({name: value for name, value in values.items() if name not in asked})
-    check_run(run, trust, code)
+    check_run(run, code)
     if code:
         says(f"importing {told(code)}, as {RunFolder(run).job} says")
     return values

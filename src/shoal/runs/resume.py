@@ -39,12 +39,11 @@ def words_of_change(now: RunOptions, *before: RunOptions) -> list[str]:
     return words_for(now, fields)
 
 
-def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bool = False) -> int:
+def resumed_at(resume: str, resume_at: int = -1, states: bool = False) -> int:
     """Return the clock of the checkpoint that a run continues from; 0 for a new run.
 
     `Checkpoints.choose` decides between the checkpoints of the earlier run.
 
-    trust:   whether to continue from the files of another user, too
     states:  whether the run needs the state files of the workers of the earlier run
 
     Raises:
@@ -58,7 +57,7 @@ def resumed_at(resume: str, resume_at: int = -1, trust: bool = False, states: bo
         return 0
     if not Path(resume).is_dir():
         raise DataMissing(f"{resume} is not the folder of a run: there is no such folder")
-    check_run(Path(resume), trust)
+    check_run(Path(resume))
     workers = int(load_run_job(Path(resume)).get("workers", 0)) if states else 0
     return Checkpoints(RunFolder(Path(resume)).checkpoints, workers).choose(resume_at)
 

@@ -22,7 +22,6 @@ def run_here(
     application: Application[Spec],
     console: Console | None = None,
     started_at: float | None = None,
-    trust: bool = False,
     engine_of: Callable[[RunFolder], Engine] = LocalEngine,
 ) -> dict[str, Any]:
     """Run an application here, from its checks to its summary, and return the summary.
@@ -31,7 +30,6 @@ def run_here(
         application: what is run; its `spec` is completed.
         console: the console that shows progress; None for no progress.
         started_at: the `time.time()` at which the command began, for honest wall times.
-        trust: whether to continue from the files of another user, too.
         engine_of: the function that makes the engine for the run's folder.
 
     Raises:
@@ -45,7 +43,7 @@ def run_here(
     console = console or Console(quiet=True)
     application.check()
     spec = application.spec
-    application.begin_at(resumed_at(spec.resume, spec.resume_at, trust, spec.keeps_states))
+    application.begin_at(resumed_at(spec.resume, spec.resume_at, spec.keeps_states))
     application.prepare(console)
     title = spec.title or application.title
     folder = RunFolder.create(Path(spec.out), title, started_at)

@@ -9,6 +9,8 @@ trusted, and so is a job file of another user that names code.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,19 @@ CODE = ("data", "model", "strategy")  # fields of a job that may be importable
 WORDS = ("imports", "script")  # fields of the job of a script's run that are code
 COMPARISON = "comparison.toml"  # in a comparison's folder, which is resumed as runs are
 TRUST = "look at it, and add --trust (trust=True) if you trust whoever wrote it"
+
+
+_trusted: ContextVar[bool] = ContextVar("trusted", default=False)
+
+
+@contextmanager
+def trusting(others: bool = True) -> Iterator[None]:
+    """Trust files of other users in a `with` block, if the caller of the command says so."""
+    token = _trusted.set(others)
+    try:
+        yield
+    finally:
+        _trusted.reset(token)
 
 
 def code_of(values: Mapping[str, Any]) -> dict[str, str]:
@@ -50,18 +65,18 @@ def told(code: Mapping[str, str]) -> str:
     return ", ".join(f"{text} ({name})" for name, text in code.items()) or "nothing"
 
 
-def check_job_file(path: Path, values: Mapping[str, Any], trust: bool) -> None:
+def check_job_file(path: Path, values: Mapping[str, Any]) -> None:
     """Refuse a job file of another user that names code, unless it is trusted.
 
     Raises:
         NotTrusted: the file is not trusted
     """
     code = code_of(values)
-    if code and not trust and (whose := others_owner(path)):
+    if code and not _trusted.get() and (whose := others_owner(path)):
         raise NotTrusted(f"{path} {whose}, and would import {told(code)}: {TRUST}")
 
 
-def check_run(run: Path, trust: bool, code: Mapping[str, str] | None = None) -> None:
+def check_run(run: Path, code: Mapping[str, str] | None = None) -> None:
     """Refuse to continue a run that another user has left, or could have changed.
 
     code:  the code that the run's job has imported
@@ -69,7 +84,7 @@ def check_run(run: Path, trust: bool, code: Mapping[str, str] | None = None) -> 
     Raises:
         NotTrusted: the run is not trusted
     """
-    if trust or not run.exists():  # a missing folder is reported elsewhere
+    if _trusted.get() or not run.exists():  # a missing folder is reported elsewhere
         return
     for path, wrong in _of_others(run):
         imports = f", which would import {told(code)}" if code else ""

@@ -56,7 +56,6 @@ def run_chaos(
     data_dirs: Sequence[Path],
     console: Console,
     early: bool = False,
-    trust: bool = False,
 ) -> dict[str, Any]:
     """Run a job undisturbed, then with faults; return the figures.
 
@@ -66,7 +65,6 @@ def run_chaos(
     early:     whether to inject the next fault before all rows have all their replicas again: the
                last replica of some rows may be killed. Then the job ends with RangeLost, and is
                resumed from its last checkpoint
-    trust:     as for `run_here`
 
     Raises:
         InvalidValue: a job whose rows have one replica, a strategy without servers, or links that
@@ -83,7 +81,7 @@ def run_chaos(
     job = msgspec.structs.replace(job, on_worker_loss="replace")
     check_job(job)
     with console.status("the same job, undisturbed"):
-        undisturbed = run_here(TrainApplication(job, data_dirs), trust=trust)
+        undisturbed = run_here(TrainApplication(job, data_dirs))
     folder = RunFolder.create(Path(job.out), job.title or "chaos")
     folder.write_job(dump_job(job.resolved))
     if early and not job.saves:
@@ -116,7 +114,7 @@ def run_chaos(
             if not early:
                 raise
             engine.stop()
-            return _resumed(job, folder, data_dirs, lost, injector.injected, undisturbed, trust)
+            return _resumed(job, folder, data_dirs, lost, injector.injected, undisturbed)
     write_tables(folder)
     summary = summarise(job, folder, started_at)
     verdict = judge(write_log, _times(SavedShards(folder.shards).merged(TABLE.name)))
@@ -165,7 +163,6 @@ def _resumed(
     lost: RangeLost,
     injected: Sequence[InjectedFault],
     undisturbed: dict[str, Any],
-    trust: bool,
 ) -> dict[str, Any]:
     """Resume from the last checkpoint after all replicas of some rows were killed at once."""
     goes_on = msgspec.structs.replace(job, resume=str(folder.path))
@@ -176,7 +173,7 @@ def _resumed(
     held = SavedShards(folder.checkpoint(start_clock)).merged(TABLE.name) if start_clock else None
     verdict = msgspec.structs.asdict(judge(folder.path / "writes", _times(held)))
     rolled_back = verdict.pop("acknowledged_lost")  # pushes after the checkpoint
-    summary = run_here(TrainApplication(goes_on, data_dirs), trust=trust)
+    summary = run_here(TrainApplication(goes_on, data_dirs))
     return {
         "kills": sum(each.fault.what == "kill" for each in injected),
         "range_lost": lost.message,

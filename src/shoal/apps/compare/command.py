@@ -30,6 +30,7 @@ from shoal.reports.page import packages, page_of_comparison
 from shoal.runs.grid import Cell, Comparison, comparison_from, dump_comparison
 from shoal.runs.job import JobSpec
 from shoal.runs.simulated_time import check_simulated
+from shoal.runs.trust import trusting
 from shoal.storage.comparison_folder import ComparisonFolder
 
 
@@ -102,7 +103,6 @@ def run_comparison(
     data_dirs: Sequence[Path],
     console: Console,
     jobs: int = 0,
-    trust: bool = False,
 ) -> dict[str, str]:
     """Run the runs that have not ended, and return the errors of those that failed, by name.
 
@@ -112,7 +112,6 @@ def run_comparison(
         data_dirs: the folders to search for data sets.
         console: the console that shows progress.
         jobs: the number of simulated runs at a time; 0: as many as there are cores.
-        trust: whether to continue from the files of another user, as for `run_here`.
 
     Raises:
         KeyboardInterrupt: the text says how to go on.
@@ -127,7 +126,7 @@ def run_comparison(
     running = (
         simulated(left, data_dirs, jobs or os.cpu_count() or 1)
         if comparison.simulated
-        else on_processes(left, data_dirs, trust)
+        else on_processes(left, data_dirs)
     )
     failed = {}
     with _bar(console) as bar, closing(running):
@@ -234,7 +233,8 @@ def compare(
     folders = [*(Path(each).absolute() for each in places), *folders]
     folder = begin_comparison(wanted, folders, Path(out), title or title_of(wanted))
     console = progress_console(progress)
-    failed = run_comparison(folder, read_comparison(folder), folders, console, jobs, trust)
+    with trusting(trust):
+        failed = run_comparison(folder, read_comparison(folder), folders, console, jobs)
     finish_comparison(folder, failed, None)
     if failed:
         raise InvalidValue(

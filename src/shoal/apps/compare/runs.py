@@ -68,9 +68,7 @@ def run_of(
 # ---------------------------------------------------------------------------- real processes
 
 
-def on_processes(
-    runs: Sequence[CellRun], data_dirs: Sequence[Path], trust: bool
-) -> Generator[tuple[str, str]]:
+def on_processes(runs: Sequence[CellRun], data_dirs: Sequence[Path]) -> Generator[tuple[str, str]]:
     """Do one run after the other; yield the name of each, and its error."""
     for run in runs:
         error = ""
@@ -79,7 +77,7 @@ def on_processes(
                 application, engine_of = run.application(data_dirs), LocalEngine
                 if run.cell.bandwidth:
                     engine_of = _limited(stack, application.spec, run.cell.bandwidth)
-                run_here(application, trust=trust, engine_of=engine_of)
+                run_here(application, engine_of=engine_of)
         except ShoalError as failed:
             error = failed.message
         yield run.name, error

@@ -33,6 +33,7 @@ from shoal.reports.live import live, progress_console, show_losses
 from shoal.runs.application import Application, Display
 from shoal.runs.job_file import converted
 from shoal.runs.run import run_here
+from shoal.runs.trust import trusting
 from shoal.storage.run_folder import RunFolder, shard_files
 
 # the figures of each worker
@@ -96,7 +97,8 @@ def train(
     for name in ("categorical", "numeric"):
         if isinstance(values.get(name), list | tuple):
             values[name] = ",".join(map(str, values[name]))
-    summary = run_here(CtrApplication(spec_from(values)), progress_console(progress), trust=trust)
+    with trusting(trust):
+        summary = run_here(CtrApplication(spec_from(values)), progress_console(progress))
     for text in summary["warnings"]:
         warnings.warn(text, stacklevel=2)
     return RunResult(summary, Path(summary["run_dir"]))

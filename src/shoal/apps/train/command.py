@@ -22,6 +22,7 @@ from shoal.runs.job import JobSpec, continued, from_mapping
 from shoal.runs.job_file import load_run_job
 from shoal.runs.resume import words_of_change
 from shoal.runs.run import run_here
+from shoal.runs.trust import trusting
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import strategies
 
@@ -195,13 +196,15 @@ def train(
         if each:
             values[name] = each if isinstance(each, str) else imports.name_of(each)
     if values.get("resume"):
-        values = continued(Path(values["resume"]), values, trust)
+        with trusting(trust):
+            values = continued(Path(values["resume"]), values)
     job = from_mapping(values)
     folders = [Path(each) for each in data_dirs]
     explicit = folders[0] if folders else (Path(job.data_dir) if job.data_dir else None)
     searched = [*folders[1:], *search_path(explicit, {})]
     application = TrainApplication(job, searched)
-    summary = run_here(application, progress_console(progress), trust=trust)
+    with trusting(trust):
+        summary = run_here(application, progress_console(progress))
     return TrainResult(summary, Path(summary["run_dir"]), trained_model(job, summary, searched))
 
 

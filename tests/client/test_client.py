@@ -316,7 +316,7 @@ def test_a_waiter_is_not_kept_by_another_threads_longer_wait(cluster):
     for client in (one, two):
         client.create_table(TableSpec("w", 8, consistency=bsp()))
     one.advance().wait()
-    pulled = one.pull("w")  # parked until the other has advanced
+    pulled = one.pull("w")  # waiting until the other has advanced
     first = threading.Thread(target=pulled.wait, args=(20,))
     second = threading.Thread(target=one.barrier, args=("both",))
     for waiting, each in enumerate((first, second), 1):

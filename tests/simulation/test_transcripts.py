@@ -88,9 +88,9 @@ def rows():
     return np.full(4, -1, np.float32)
 
 
-def fast_worker_parked_by_ssp():
+def fast_worker_waits_under_ssp():
     """Under SSP(1) worker-0 may read at clock 1 and at clock 2 only once worker-1 has reached 1:
-    its second pull is parked at the server until worker-1's first advance arrives."""
+    its second pull is waiting at the server until worker-1's first advance arrives."""
     cluster = Cluster(rule=ssp(1))
 
     def fast():
@@ -288,7 +288,7 @@ def group_beside_another():
 
 
 STORIES = [
-    fast_worker_parked_by_ssp,
+    fast_worker_waits_under_ssp,
     barrier_with_a_late_worker,
     lost_acknowledgement,
     lost_push,

@@ -69,7 +69,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "large cluster",
     "several hosts",
     "fixed size",
-    "relentless",
+    "constant faults",
     "sums around a ring",
     "streams",
     "costly events",

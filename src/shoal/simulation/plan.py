@@ -63,8 +63,8 @@ class Plan(msgspec.Struct, frozen=True):
     hosts:         the number of hosts; 0 if members name none
     elastic:       whether workers may join during the run
     heal_at_s:     the time when faults end
-    relentless:    whether faults continue until then, overlap, and exceed the failure time-out
-    restless:      whether servers come and go all the time, so that rows move
+    constant_faults: whether faults continue until then, overlap, and exceed the failure time-out
+    moving_rows:   whether servers come and go all the time, so that rows move
     sums:          whether all-reduce around a ring is simulated as well
     costly:        whether events take time
     long_bytes:    the bytes from which work is done outside of the servers' loops
@@ -92,8 +92,8 @@ class Plan(msgspec.Struct, frozen=True):
     hosts: int = 0
     elastic: bool = True
     heal_at_s: float = HEAL_AT_S
-    relentless: bool = False
-    restless: bool = False
+    constant_faults: bool = False
+    moving_rows: bool = False
     sums: bool = False
     costly: bool = False
     unheard: bool = False
@@ -154,15 +154,15 @@ class Plan(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, consistency=rule, leased=False)
 
     def _varied(self, random: Random) -> Plan:
-        """Return the plan with variations: large, on several hosts, of fixed size, relentless."""
+        """Return the plan with variations: large, several hosts, fixed size, constant faults."""
         more: dict[str, Any] = {"hosts": random.choice([0, 0, 2, 3])}
         more["sums"] = random.random() < SUMMING
         if random.random() < RELENTLESS:
-            more |= {"relentless": True, "heal_at_s": HEAL_LATE_S}
+            more |= {"constant_faults": True, "heal_at_s": HEAL_LATE_S}
         if random.random() < FIXED:
             more |= {"elastic": False, "guests": 0}
         elif random.random() < RESTLESS:
-            more["restless"] = True
+            more["moving_rows"] = True
         if random.random() < LARGE:
             servers = random.randint(4, 8)
             more |= {
@@ -181,7 +181,12 @@ class Plan(msgspec.Struct, frozen=True):
     def for_fault_schedule(self) -> Plan:
         """Return the plan without other faults, and with replicas to survive one server's death."""
         more: dict[str, Any] = {"replicas": max(self.replicas, 2), "servers": max(self.servers, 3)}
-        more |= {"relentless": False, "restless": False, "heal_at_s": HEAL_AT_S, "elastic": True}
+        more |= {
+            "constant_faults": False,
+            "moving_rows": False,
+            "heal_at_s": HEAL_AT_S,
+            "elastic": True,
+        }
         return msgspec.structs.replace(self, kill_server=False, faults=0, **more)
 
     def for_guests(self) -> Plan:

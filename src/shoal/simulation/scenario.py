@@ -92,8 +92,8 @@ class Scenario:
             "several hosts": plan.hosts > 1,
             "fixed size": not plan.elastic,
             "guests": plan.guests > 0,
-            "relentless": plan.relentless,
-            "restless": plan.restless,
+            "constant faults": plan.constant_faults,
+            "moving rows": plan.moving_rows,
             "streams": plan.network.streams,
             "costly events": plan.costly,
             "scheduler unheard": plan.unheard,
@@ -132,9 +132,9 @@ class Scenario:
         self.faults.plan(plan.faults, plan.phases(), victim, plan.replicas > 1)
         if plan.guests > 1 and plan.replicas > 1 and not fault_schedule:
             self.faults.kill_head_of(GUESTS)
-        if plan.relentless:
+        if plan.constant_faults:
             self.faults.go_on(plan.phases(), plan.heal_at_s)
-        if plan.restless:
+        if plan.moving_rows:
             self.faults.go_on(plan.phases(), plan.heal_at_s, MOVES)
         self.world.at(plan.heal_at_s, self.faults.heal)
 

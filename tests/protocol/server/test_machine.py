@@ -320,7 +320,7 @@ def test_the_dead_count_below_their_last_clock_and_not_from_there_on(
     assert synchronous.codes("worker-1") == []
 
 
-def test_parked_pulls_of_the_dead_are_forgotten_and_the_others_go_on(rigs):
+def test_waiting_pulls_of_the_dead_are_forgotten_and_the_others_go_on(rigs):
     server = rigs.ServerRig(rigs.table(ssp(0)), workers=3)
     server.ask(0, 0, clock=0, advance=1, pulls=PULL)
     server.ask(1, 0, clock=0, advance=1, pulls=PULL)

@@ -69,8 +69,8 @@ def stale_view_accepted():
 
 
 @contextmanager
-def parked_pull_forgotten():
-    """When a round closes, only the first parked pull is looked at again."""
+def waiting_pull_forgotten():
+    """When a round closes, only the first waiting pull is looked at again."""
     right = Executor._serve
 
     def serve(self, *args):

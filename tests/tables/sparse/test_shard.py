@@ -347,7 +347,7 @@ def test_hash_slots_are_cut_for_any_number_of_servers():
 
 
 def test_a_waiting_pull_of_pushed_keys_reads_the_latest_rows():
-    """The pull may be parked meanwhile, and its own push is not the last."""
+    """The pull may be waiting meanwhile, and its own push is not the last."""
     shard = shard_of()
     load = staged(shard, [1, 2], [[1, 1, 1], [2, 2, 2]])
     load.kept = True

@@ -47,7 +47,7 @@ def run_worker(
     paths, rank, start_clock = task.paths, task.rank, task.start_clock
     data = load_dataset(spec, [Path(each) for each in task.inputs["data_dirs"]])
     setup = set_up(spec, data, rank, start_clock)
-    strategy, learner = setup.strategy, setup.model
+    strategy, model = setup.strategy, setup.model
     with Client(task.scheduler, task.client_options(spec)) as client:
         if not strategy.traits.uses_servers and spec.collective == "gloo":
             client.collective = ProcessGroup(rank, spec.workers, task.inputs["rendezvous"])
@@ -66,10 +66,10 @@ def run_worker(
         begun = hooks, spec.max_steps, client.clock
         if spec.on_worker_loss == "reassign":
             program = leased_program(
-                strategy, learner, setup.everything, spec.epochs, first, *begun, start_clock
+                strategy, model, setup.everything, spec.epochs, first, *begun, start_clock
             )
         else:
-            own = (strategy, learner, setup.batches, spec.epochs, first)
+            own = (strategy, model, setup.batches, spec.epochs, first)
             program = train_program(*own, *begun, start_clock, setup.rounds, done)
         steps = client.drive(program)
         result = progress.finish(steps)
@@ -78,10 +78,10 @@ def run_worker(
         if spec.saves:
             ranks = ranks_of(client.view) if alone else ()
             origin = Origin(client.run, progress.clock, client.view.id)
-            told = learner.module, strategy.state_dict(), steps, origin, ranks
+            told = model.module, strategy.state_dict(), steps, origin, ranks
             write_state(paths.state(rank), *told, ended=True)
         if client.rank == client.first_rank:
-            state = {k: v.detach().clone() for k, v in learner.module.state_dict().items()}
+            state = {k: v.detach().clone() for k, v in model.module.state_dict().items()}
             write_whole(paths.model, lambda fresh: save_file(state, fresh))
         paths.write_result(rank, result)
     log.close()

@@ -28,7 +28,7 @@ from shoal.simulation.world import World
 
 RECORDS_BEFORE = (0, 0, 0, 1, 2)  # of a handler, before the one at which the scheduler crashes
 EXITS = 0.3  # chance of each effect to be the one before which a process ends
-PAUSE_S = 1.2  # at most, from one fault to the next of a relentless seed
+PAUSE_S = 1.2  # at most, from one fault to the next where faults are constant
 UNANSWERED, BEREFT = 0.5, 0.5  # shares of joins and leaves: with late answers, with a crash
 UNHEARD, UNHEARD_S = 0.5, 0.5  # share of adopted views; how long the scheduler is cut off
 BEREFT_S = 1.5  # at least, between two workers that crash as rows move
@@ -59,8 +59,8 @@ class FaultInjector:
         self._cluster = cluster
         self._random = random
         self._aside = Random(str(random.getstate()))  # a separate generator: draws shift no other
-        self._relentless = Random(str(self._aside.getstate()))
-        self._unheard = Random(str(self._relentless.getstate()))
+        self._constant_faults = Random(str(self._aside.getstate()))
+        self._unheard = Random(str(self._constant_faults.getstate()))
         self._unheard_at = 0.0
         self._replicated = False
         self._bereft_at = 0.0  # rows may move with a worker's death after this time
@@ -76,7 +76,7 @@ class FaultInjector:
         self._environment = EnvironmentFaults(
             world, cluster, self._aside, self.count, self._restart_scheduler
         )
-        self._pauses = Pauses(world, self._aside, self._relentless, self.count, self._may_lose)
+        self._pauses = Pauses(world, self._aside, self._constant_faults, self.count, self._may_lose)
         self._advanced: tuple[NodeId, int] | None = None  # worker and request of the last advance
         world.crash_at = self._crash_at
         world.cut_short = self._cut_short
@@ -104,7 +104,7 @@ class FaultInjector:
         self, phases: tuple[str, ...], until: float, faults: Sequence[str] = (*FAULTS, *LASTING)
     ) -> None:
         """Draw overlapping faults, one after the other, until `until` or the end of the run."""
-        random = self._relentless
+        random = self._constant_faults
         if self.healed or self._cluster.over():
             return
         self._add(random.choice(faults), random.choice(phases))

@@ -40,4 +40,4 @@ MOVES = (
     "leave server",
     "break in mid-payload",
     "refuse memory",
-)  # of a restless seed: rows move
+)  # of seeds with moving rows

@@ -26,13 +26,13 @@ class Pauses:
         self,
         world: World,
         aside: Random,
-        relentless: Random,
+        constant_faults: Random,
         count: Callable[[str], None],
         may_lose: Callable[[NodeId], bool],
     ) -> None:
         self._world = world
         self._aside = aside
-        self._relentless = relentless
+        self._constant_faults = constant_faults
         self._count = count
         self._may_lose = may_lose
         self._stopped_at = -STOPS_APART_S  # the last long stop of a server
@@ -56,7 +56,7 @@ class Pauses:
 
     def stop_for_long(self, what: str, names: list[NodeId]) -> None:
         """Stop a node for so long that it is declared dead before it continues."""
-        random, now = self._relentless, self._world.now
+        random, now = self._constant_faults, self._world.now
         of_server, hangs = what.split()[1] == "server", what == "hang server"
         if of_server and now < self._stopped_at + STOPS_APART_S:
             return

@@ -62,7 +62,7 @@ def test_a_worker_that_leaves_is_hung_up_on(rigs):
     assert not server.machine.requests.wait_queue.is_full("worker-0")
 
 
-def test_a_fast_worker_is_parked_and_told_for_whom(rigs):
+def test_a_fast_worker_waits_and_is_told_for_whom(rigs):
     server = rigs.ServerRig(rigs.table(ssp(1)))
     assert server.ask(0, 0, clock=0, advance=1, pulls=PULL) == ["applied"]
     assert server.ask(0, 1, clock=1, advance=2, pulls=PULL) == []
@@ -99,7 +99,7 @@ def test_workers_are_told_once_all_that_they_wait_for_compute(rigs):
     assert server.sends(Computing) == []  # what worker-1 said is too long ago
 
 
-def test_a_parked_pull_that_its_worker_has_given_up_is_forgotten(synchronous):
+def test_a_waiting_pull_that_its_worker_has_given_up_is_forgotten(synchronous):
     synchronous.ask(0, 0, clock=0, advance=1, pulls=PULL)
     assert len(synchronous.machine.waiting()) == 1
     synchronous.ask(0, 1, forget_below=1, clock=1, advance=2)
@@ -108,7 +108,7 @@ def test_a_parked_pull_that_its_worker_has_given_up_is_forgotten(synchronous):
     assert synchronous.codes("worker-0") == []
 
 
-def test_a_parked_pull_that_need_not_wait_is_found_by_check(synchronous):
+def test_a_waiting_pull_that_need_not_wait_is_found_by_check(synchronous):
     synchronous.ask(0, 0, clock=0, advance=1, pulls=PULL)
     synchronous.machine.state.clocks.of("").advance(11, 5)
     synchronous.machine.state.clocks.of("").advance(12, 5)

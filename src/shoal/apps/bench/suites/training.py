@@ -113,7 +113,7 @@ def plain(module: nn.Module) -> Step:
 
 
 def ours(client: Client, strategy: str, size: str, module: nn.Module) -> Step:
-    learner = LossModel(module)
+    model = LossModel(module)
     options = StrategyOptions(
         Access("sgd", {"lr": LR}),
         prefix=f"{strategy}.{size}",
@@ -124,12 +124,12 @@ def ours(client: Client, strategy: str, size: str, module: nn.Module) -> Step:
     chosen = strategies[strategy](options)
 
     def begin() -> Any:
-        for spec in chosen.tables(learner):
+        for spec in chosen.tables(model):
             yield DeclareTable(spec)
-        yield from chosen.begin(learner, client.rank)
+        yield from chosen.begin(model, client.rank)
 
     client.drive(begin())
-    return lambda batch: client.drive(chosen.step(learner, batch)).loss
+    return lambda batch: client.drive(chosen.step(model, batch)).loss
 
 
 def _gap(one: Trained, other: Trained) -> float:

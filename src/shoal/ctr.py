@@ -1,4 +1,4 @@
-"""`shoal.ctr`: models of clicks on sparse features, from Python.
+"""`shoal.ctr`: click-through-rate models on sparse features, from Python.
 
 train      train a model, as `shoal train ctr` does
 Scorer     predict with a model, during its training or afterwards

@@ -1,4 +1,4 @@
-"""`shoal.word2vec`: vectors of words, from Python.
+"""`shoal.word2vec`: word embeddings, from Python.
 
 train      train vectors, as `shoal train word2vec` does
 Vectors    the vectors of a run, and the nearest words

@@ -1,4 +1,4 @@
-"""Vectors of words: text, the compiled loops beside plain Python, files, questions, a whole run."""
+"""Word embeddings: text, the compiled loops beside plain Python, files, questions, a whole run."""
 
 import gzip
 import io

@@ -21,7 +21,7 @@ from shoal.storage.shards import SavedShards
 from shoal.tables.custom.calls import Pairs
 
 log = logging.getLogger("shoal")
-CLICKS = {"bias", "linear"}  # tables that every model of clicks has
+CLICKS = {"bias", "linear"}  # tables that every click-through-rate model has
 KEYED = ("linear", "factors")  # the tables of such a model with a row for each key
 
 
@@ -30,8 +30,9 @@ def export(run: Path, form: str, out: Path | None) -> list[Path]:
 
     form:  the format: `safetensors`, one file: a dense table by its name, a sparse one as NAME.keys
            (uint64 bits as int64) and NAME.rows, a custom one as NAME.keys, .values and .lens; or
-           `text`, a file per table: a key and its row in a line. For a model of clicks on named
-           columns a CSV file as well, FILE.keys.csv or keys.csv, has the column and value of keys
+           `text`, a file per table: a key and its row in a line. For a click-through-rate model on
+           named columns a CSV file as well, FILE.keys.csv or keys.csv, has the column and value of
+           keys
     out:   the file, or the folder of text files; in the run's folder by default
 
     Raises:

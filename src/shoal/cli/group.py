@@ -147,7 +147,7 @@ trusts = option(
     is_flag=True,
     expose_value=False,
     callback=lambda ctx, _, trust: ctx.with_resource(trusting(trust)),
-    help="import what a job file or run of another user names, and continue such a run",
+    help="trust files of other users: import the code they name, and resume their runs",
 )
 
 

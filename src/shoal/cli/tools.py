@@ -112,7 +112,7 @@ def chaos(
 
     Every worker also pushes 1 to keys of its own, and logs which pushes it has sent and which were
     acknowledged; a prober pushes to all servers all the time. The report says which updates were
-    lost or applied twice, and how long no server took pushes. The command fails if an update was
+    lost or applied twice, and how long pushes were unavailable. The command fails if an update was
     lost, or a fault could not be injected.
 
     \b
@@ -218,7 +218,7 @@ def export(run: str, form: str, out: str) -> None:
 @option("--unlabelled", is_flag=True, help="lines have no label; found out of all but dummy")
 @as_json
 def predict(run: str, file: str, out: str, form: Format, unlabelled: bool, as_json: bool) -> None:
-    """Write the chance of label 1 of each row of FILE, a line each.
+    """Predict the click probability of each row of FILE, one per line.
 
     RUN is the folder of a `shoal train ctr`, under way or ended. FILE is a file, a folder of files
     or a pattern, with the columns that the run was trained on; its rows need no label. Figures, of

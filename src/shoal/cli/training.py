@@ -60,13 +60,17 @@ def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> N
         click.echo(json.dumps(summary))
 
 
-@main.command("train ctr", short_help="train a model of clicks on sparse features", cleans=True)
+@main.command(
+    "train ctr", short_help="train a click-through-rate model (LR, FM, DeepFM)", cleans=True
+)
 @click.argument("train", metavar="[TRAIN]", required=False, default="")
 @options_of(CtrSpec, leave_out=("train",))
 @trusts
 @as_json
 def train_ctr(as_json: bool, **options: Any) -> None:
-    """Train a model of clicks on rows of sparse features: TRAIN, or a sample made from the seed.
+    """Train a click-through-rate model on rows of sparse features.
+
+    TRAIN has the rows; a sample is made from the seed if it is not given.
 
     The weights are on servers, in sparse tables: a key has a row once it is seen.
 
@@ -88,13 +92,13 @@ def train_ctr(as_json: bool, **options: Any) -> None:
     tell(as_json, summary, show_summary)
 
 
-@main.command("train word2vec", short_help="train vectors of words on text", cleans=True)
+@main.command("train word2vec", short_help="train word embeddings (word2vec)", cleans=True)
 @click.argument("texts", metavar="[TEXT...]", nargs=-1)
 @options_of(WordsSpec, leave_out=("texts",))
 @trusts
 @as_json
 def train_word2vec(as_json: bool, texts: tuple[str, ...], **options: Any) -> None:
-    """Train vectors of words: on TEXT files (plain, .gz, .tar.gz), or a sample made from the seed.
+    """Train word embeddings: on TEXT files (plain, .gz, .tar.gz), or a sample made from the seed.
 
     Writes vectors.txt and vectors.bin, which gensim and others read. Prints what it takes for a
     word, and how much of the text is left out.

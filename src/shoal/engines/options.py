@@ -85,7 +85,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drop_after_s: Annotated[float, option("Fault tolerance", "seconds after which a worker is dropped for which others have waited without a break; 0: never", ge=0)] = 0.0
     failure_timeout_s: Annotated[float, option("Fault tolerance", "seconds of silence after which a member counts as failed; more for a member whose heartbeats come late", ge=3.0)] = 10.0
     sole_replica_timeout_s: Annotated[float, option("Fault tolerance", "seconds of silence after which a server counts as failed that has the only copy of some rows", ge=0.0)] = 15.0
-    hang_timeout_s: Annotated[float, option("Fault tolerance", "seconds after which a member counts as failed whose process lives and whose loop makes no progress, outside of a user's code", ge=3.0)] = 60.0
+    hang_timeout_s: Annotated[float, option("Fault tolerance", "declare a process hung if its event loop makes no progress for this many seconds (time in user code does not count)", ge=3.0)] = 60.0
     state: Annotated[str, option("Fault tolerance", "file for the journal, which a scheduler that is started again continues from")] = ""
     checkpoint_every_s: CheckpointEveryS = 0.0
     resume: Resume = ""

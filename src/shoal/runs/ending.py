@@ -100,7 +100,7 @@ def save_end(run: RunOptions, folder: RunFolder, start_clock: int) -> None:
     if not run.saves:
         return
     if any(each.get("between_exchanges") for each in results):
-        log.warning("the run has ended between two exchanges: its end is no checkpoint")
+        log.warning("no final checkpoint: the last local steps were not exchanged yet")
         return
     try:
         if run.uses_servers and clock not in checkpoints.complete():

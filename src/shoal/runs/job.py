@@ -113,7 +113,7 @@ class JobSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ) -> StrategyOptions:
         """Return a worker's strategy options; the optimizer makes `updates` updates in all.
 
-        start_clock: the clocks of the run that this one continues
+        start_clock: the clock of the resumed checkpoint; 0 for a new run
         """
         return StrategyOptions(
             Access(self.chosen_optimizer, self.access_options(updates)),

@@ -47,7 +47,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     resume_at: ResumeAt = -1
     on_worker_loss: Annotated[Literal["stop", "drop", "replace", "reassign"], option("Fault tolerance", "when a worker fails: stop the run; drop the worker; replace it by a new process; or drop it and have the others do its batches (reassign)")] = "stop"
     slow_workers: SlowWorkers = "wait"
-    on_timeout: Annotated[OnTimeout, option("Fault tolerance", "when a request has waited for others for --sync-timeout-s: wait for them; ask servers and workers, and fail without an answer in as much time again; or drop the late workers (p2p: go on without them until they are back)")] = "ask"
+    on_timeout: Annotated[OnTimeout, option("Fault tolerance", "what to do with a request that waits for others longer than --sync-timeout-s: wait; ask (fail if nobody answers within the same time again); or drop (remove the late workers; p2p: go on without them until they are back)")] = "ask"
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from shoal.storage.run_folder import RunFolder
 CODE = ("data", "model", "strategy")  # fields of a job that may be importable
 WORDS = ("imports", "script")  # fields of the job of a script's run that are code
 COMPARISON = "comparison.toml"  # in a comparison's folder, which is resumed as runs are
-TRUST = "look at it, and add --trust (trust=True) if you trust whoever wrote it"
+TRUST = "look at it, and add --trust (trust=True) if you trust its author"
 
 
 _trusted: ContextVar[bool] = ContextVar("trusted", default=False)

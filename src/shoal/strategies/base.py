@@ -97,7 +97,7 @@ class StrategyOptions:
             the numbers of the parameters without a gradient.
         workers: the number of workers.
         rank: the rank of this worker.
-        start_clock: the number of clocks of the run that this one continues.
+        start_clock: the clock of the resumed checkpoint; 0 for a new run.
         redundancy: the number of workers that get each block of the data.
         nonfinite: the treatment of a push with a NaN or an infinity, as in `TableSpec`.
         settings: the settings of the strategy (`Strategy.Settings`), by name.

@@ -154,7 +154,9 @@ def test_a_join_of_a_member_that_was_declared_dead_is_refused_once_there_is_a_vi
 def test_a_join_in_another_nodes_name_is_refused(make):
     rig = make()
     rig.receive("worker-0", Join("worker-1", "worker", "", ""))
-    assert rig.told(NotJoined) == {"worker-0": NotJoined("it speaks for somebody else")}
+    assert rig.told(NotJoined) == {
+        "worker-0": NotJoined("the message names a member other than its sender")
+    }
 
 
 # ---------------------------------------------------------------------------- views

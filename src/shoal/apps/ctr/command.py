@@ -57,7 +57,7 @@ def train(
     trust: bool = False,
     **options: Any,
 ) -> RunResult:
-    """Train a model of clicks on this machine, with workers and servers in processes of their own.
+    """Train a click-through-rate model here, with workers and servers in processes of their own.
 
     A script calls it under `if __name__ == "__main__":`.
 

@@ -39,7 +39,7 @@ class _Ahead(msgspec.Struct):
 
 
 class Logistic:
-    """A model of clicks, trained by FTRL on servers (McMahan et al. 2013, algorithm 1)."""
+    """A click-through-rate model, trained by FTRL on servers (McMahan et al. 2013, algorithm 1)."""
 
     def __init__(self, spec: CtrSpec, context: Context) -> None:
         self._client = context.client

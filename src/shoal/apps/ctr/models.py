@@ -1,4 +1,4 @@
-"""Models of clicks: logits of rows of sparse features, from weights that live on servers.
+"""Click-through-rate models: logits of rows of sparse features, from weights that live on servers.
 
 lr       w₀ + Σ wᵢ xᵢ                                          logistic.py, without torch's graph
 fm       ... + ½ Σ_f ((Σ vᵢ_f xᵢ)² - Σ vᵢ_f² xᵢ²)              Rendle 2010, equation 5

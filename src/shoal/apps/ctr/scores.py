@@ -14,7 +14,7 @@ from shoal.storage.files import damaged, read_arrays, write_whole
 from shoal.storage.run_folder import RunFolder
 
 TEST, PROGRESSIVE = "test.npz", "progressive.npz"  # in a worker's folder
-METRICS = "a model of clicks, for its AUC and log loss,"  # which scikit-learn computes
+METRICS = "a click-through-rate model, for its AUC and log loss,"  # which scikit-learn computes
 
 
 class EpochScore(msgspec.Struct):

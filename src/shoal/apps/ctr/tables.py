@@ -1,4 +1,4 @@
-"""The tables of a model of clicks: the initial values and the optimizers of their rows."""
+"""The tables of a click-through-rate model: the initial values and the optimizers of their rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shoal train word2vec`: vectors of words, from text.
+"""`shoal train word2vec`: word embeddings, from text.
 
 corpus.py     text -> numbers of words     model.py    skip-gram and CBOW on local rows, compiled
 tokens.py     what a word is               detect.py   whether a text is prose or tokens

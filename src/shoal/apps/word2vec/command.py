@@ -56,7 +56,7 @@ def train(
     trust: bool = False,
     **options: Any,
 ) -> RunResult:
-    """Train vectors of words on this machine, with workers and servers in processes of their own.
+    """Train word embeddings on this machine, with workers and servers in processes of their own.
 
     A script calls it under `if __name__ == "__main__":`.
 

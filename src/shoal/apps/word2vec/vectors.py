@@ -1,4 +1,4 @@
-"""Vectors of words: files for other programs, nearest words, analogies and similarities."""
+"""Word embeddings: files for other programs, nearest words, analogies and similarities."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def join_refusal(
     """
     role = asked.role
     if asked.node != sender:
-        return NotJoined("it speaks for somebody else")
+        return NotJoined("the message names a member other than its sender")
     if role == "scheduler":
         return NotJoined("there is a scheduler already")
     newest = max(m.incarnation for m in (*view.servers, *view.workers)) if view else 0

@@ -1,4 +1,4 @@
-"""`shoal bench ctr`: rows a second of a logistic regression, and the quality of models of clicks.
+"""`shoal bench ctr`: rows a second of logistic regression, and the quality of all its models.
 
     lr 1 worker, lr 2 workers   rows/s of `shoal train ctr` in batches of 256 rows, keys hashed
                                 to 16 bits. Ceiling: the same loop on tables of this process, in one

@@ -1,7 +1,7 @@
 """Handshakes: which neighbours have the same ring as a worker.
 
-Of two neighbours the one of lower rank connects to the other. So each greets the other one until it
-hears of it, also after a connection was lost: the greeting of the lower rank connects.
+The worker of lower rank opens the connection between two neighbours. Both repeat a greeting until
+the other one has answered, also after a connection was lost.
 """
 
 from __future__ import annotations

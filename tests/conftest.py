@@ -41,6 +41,12 @@ def launchers_are_forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield
 
 
+@pytest.fixture
+def launchers_are_those_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launchers are new processes, for tests of how they start and what they import."""
+    monkeypatch.delenv("SHOAL_ZYGOTE", raising=False)
+
+
 @contextmanager
 def clusters() -> Iterator[Callable[..., Started]]:
     started: list[Started] = []

@@ -338,7 +338,7 @@ def test_runs_of_other_programs_have_no_words(tmp_path):
         (("nowhere.txt",), "no text at nowhere.txt"),
         (("short.txt",), "use a longer one, or a lower --min-count"),
         (("short.txt", "--analogies", "none.txt"), "no file none.txt"),
-        (("--dim", "0"), "'--dim': 0 is not in the range x>=1"),
+        (("--dim", "0"), "'--dim': 0 is not in the range 1<=x<=4096"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(arguments, words, tmp_path):

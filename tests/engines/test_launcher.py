@@ -10,10 +10,7 @@ import pytest
 
 from shoal.engines.roles import advertised
 
-
-@pytest.fixture(autouse=True)
-def launchers_are_those_of_users(monkeypatch):
-    monkeypatch.delenv("SHOAL_ZYGOTE", raising=False)
+pytestmark = pytest.mark.usefixtures("launchers_are_those_of_users")
 
 
 def launcher(tmp_path):

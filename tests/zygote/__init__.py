@@ -104,7 +104,9 @@ def become(asked: dict[str, Any], fds: list[int]) -> None:
         os.environ.clear()
         os.environ.update(asked["env"])
         os.chdir(asked["cwd"])
-        sys.path[0] = asked["cwd"]
+        before = [each for each in asked["env"].get("PYTHONPATH", "").split(os.pathsep) if each]
+        sys.path[:] = [asked["cwd"], *before, *sys.path[1:]]  # as of a new process
+        importlib.invalidate_caches()
         sockets, parent = asked["arguments"]
         Launcher(socket.socket(fileno=fds[0]), sockets, int(parent)).run()
     finally:

@@ -31,13 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def launchers_are_forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def launchers_are_forked() -> Iterator[None]:
     """Runs of tests start without importing torch, unless SHOAL_ZYGOTE=off or for coverage."""
     off = {"COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "SHOAL_ZYGOTE"}
     if off & os.environ.keys():  # coverage follows processes from their start
         yield
         return
-    with zygote(Path(tempfile.mkdtemp(prefix="shoal-tests-"))):
+    with tempfile.TemporaryDirectory(prefix="shoal-tests-") as folder, zygote(Path(folder)):
         yield
 
 

@@ -21,7 +21,7 @@ from shoal.errors import (
 )
 from shoal.keys import KeyRange
 from shoal.node.future import Future
-from shoal.protocol.requests import DeclareTable
+from shoal.protocol.requests import DeclareTable, FinishWork
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import Access, TableSpec
 from tests.real.waiting import until
@@ -236,6 +236,21 @@ def test_a_closed_client_refuses_requests(cluster):
     client.close()
     with pytest.raises(UsageError, match="closed"):
         client.barrier("late")
+
+
+def test_a_client_finishes_although_its_last_advance_has_timed_out(cluster, monkeypatch):
+    """Its work is done; without the farewell it would count as lost."""
+    _, [client] = cluster()
+    ask, asked = client._driver.ask, []
+
+    class Late:
+        def wait(self):
+            raise RequestTimeout("no answer within 20 s")
+
+    monkeypatch.setattr(client, "advance", lambda last: Late())
+    monkeypatch.setattr(client._driver, "ask", lambda each: (asked.append(each), ask(each))[1])
+    client.close()
+    assert asked == [FinishWork()]
 
 
 def test_a_done_callback_may_use_the_client(cluster):

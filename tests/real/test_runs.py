@@ -22,7 +22,7 @@ from tests.transport.rigs import free_port
 
 SHOAL = [sys.executable, "-m", "shoal"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("launchers_are_those_of_users")]
 
 
 def command(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -48,19 +48,6 @@ def training(folder: Path, words: str) -> Iterator[subprocess.Popen[str]]:
         start_new_session=True,
     ) as run:
         yield run
-
-
-def leftovers(mark: str) -> list[str]:
-    """Processes whose environment or command line has `mark`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if "shoal.engines.launcher" in line and mark in line:
-            found.append(line)
-    return found
 
 
 @pytest.mark.parametrize(

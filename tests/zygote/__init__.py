@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -56,6 +56,8 @@ def zygote(folder: Path) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
+        path.unlink()
+        process.kill()
         process.communicate()
 
 
@@ -75,16 +77,19 @@ def serve(listener: socket.socket) -> None:
         if sys.stdin in ready:
             return
         caller, _ = listener.accept()
-        with caller:
+        with caller, suppress(OSError):  # a caller may be killed at any moment
+            caller.settimeout(10.0)
             asked, fds, _, _ = socket.recv_fds(caller, 1 << 20, 3)
+            if not asked:
+                continue
             pid = os.fork()
             if pid == 0:
                 caller.close()
                 listener.close()
                 become(json.loads(asked), fds)
-            caller.send(str(pid).encode())
             for fd in fds:
                 os.close(fd)
+            caller.send(str(pid).encode())
 
 
 def become(asked: dict[str, Any], fds: list[int]) -> None:

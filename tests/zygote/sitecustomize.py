@@ -27,7 +27,10 @@ class Forked:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as zygote:
             zygote.connect(path)
             socket.send_fds(zygote, [json.dumps(asked).encode()], [int(arguments[0]), 1, 2])
-            self.pid = int(zygote.recv(64))
+            answer = zygote.recv(64)
+        if not answer:
+            raise RuntimeError("the zygote of these tests has died")
+        self.pid = int(answer)
         self._pidfd = os.pidfd_open(self.pid)
         self.returncode: int | None = None
 
@@ -43,11 +46,9 @@ class Forked:
 class Popen(_Popen):  # type: ignore[type-arg]
     def __new__(cls, args: Any, *more: Any, **settings: Any) -> Any:
         path = os.environ.get(ZYGOTE)
-        if path and isinstance(args, list) and args[1:3] == LAUNCHER:
-            try:
-                return Forked(path, args[3:])
-            except OSError:  # the tests have ended, or the zygote was killed
-                pass
+        launches = isinstance(args, list) and args[1:3] == LAUNCHER
+        if launches and path and Path(path).exists():  # else the tests have ended
+            return Forked(path, args[3:])
         return super().__new__(cls)
 
 

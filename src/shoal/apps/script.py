@@ -204,8 +204,6 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
 def become_worker(script: str, args: list[str], role: WorkerRole) -> None:
     """Join a cluster with this process, and run the script (`shoal worker`).
 
-    trust:  whether to continue from the files of another user, too
-
     Raises:
         UnknownName: no such strategy, or no such setting
         InvalidValue: a setting out of its range, or options that contradict each other

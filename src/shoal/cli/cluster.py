@@ -75,6 +75,7 @@ def run(script: str | None, args: tuple[str, ...], as_json: bool, **options: Any
 
 @main.command(short_help="be the scheduler of a cluster on several machines")
 @options_of(SchedulerRole, required=("workers", "servers"))
+@trusts
 def scheduler(**options: Any) -> None:
     """Be the scheduler of a cluster on several machines."""
     from shoal.engines.roles import run_scheduler

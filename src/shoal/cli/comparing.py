@@ -169,7 +169,7 @@ def _application_options(schema: type[RunOptions], source: str) -> Callable[[F],
 @click.argument("train", metavar="[TRAIN]", required=False, default="")
 @_application_options(CtrSpec, "train")
 def compare_ctr(train: str, **options: Any) -> None:
-    """Train click models with every combination of the values given, and draw a report.
+    """Train click-through-rate models with every combination of values, and draw a report.
 
     \b
     shoal compare ctr clicks.csv --label clicked --model lr,fm --lr 0.1,0.2 --test test.csv

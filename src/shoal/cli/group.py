@@ -38,6 +38,7 @@ SECTIONS = [  # of --help, in this order
     "Options",
 ]
 TOKEN_FILE = "shoal.token_file"
+TRUST = "shoal.trust"
 EXIT_USAGE, EXIT_FAILED = 2, 1
 EXIT_INTERRUPTED, EXIT_TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM  # as shells have it
 
@@ -65,7 +66,8 @@ class SectionedCommand(click.Command):
         self._cleans = cleans
 
     def invoke(self, ctx: click.Context) -> Any:
-        with nullcontext() if self._cleans else _handled(*USUAL):
+        signals = nullcontext() if self._cleans else _handled(*USUAL)
+        with signals, trusting(ctx.meta.get(TRUST, False)):
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -146,7 +148,7 @@ trusts = option(
     "--trust",
     is_flag=True,
     expose_value=False,
-    callback=lambda ctx, _, trust: ctx.with_resource(trusting(trust)),
+    callback=lambda ctx, _, trust: ctx.meta.update({TRUST: trust}),
     help="trust files of other users: import the code they name, and resume their runs",
 )
 

@@ -349,7 +349,8 @@ class Client(Operations, WorkerFigures):
         if not self._driver.node.stopped:
             try:
                 if self._driver.machine.session.view is not None:
-                    self.advance(last=True).wait()
+                    with suppress(RequestTimeout):  # it goes on, and the farewell waits for it
+                        self.advance(last=True).wait()
                     self._driver.ask(FinishWork()).wait()
             except ShoalError:
                 pass  # the run has ended first

@@ -202,10 +202,10 @@ class SupervisedScenario:
             if outcome.error is not None:
                 return self._ends(node, outcome.error)
             self.acknowledged[name, clock] = None
-        self.finished.add(name)  # the scheduler may know it before this worker hears so
         outcome = yield FinishWork()
         if outcome.error is not None:
             return self._ends(node, outcome.error)
+        self.finished.add(name)
         self.world.at(self.world.now, partial(self._exits, node))
 
     def _exits(self, node: NodeId) -> None:
@@ -357,7 +357,7 @@ class SupervisedScenario:
         workers = {f"worker-{rank}" for rank in range(self.workers)}
         if self.outcome == "success":
             lost = {each.name for each in self.supervisor.lost}
-            if undone := workers - self.finished - lost:
+            if undone := workers - self.finished - self._known_finished() - lost:
                 raise violated("undone", f"success, and {sorted(undone)} had not finished ({told})")
             if lost and self.on_loss != "drop":
                 raise violated("undone", f"success without {sorted(lost)} ({told})")
@@ -376,6 +376,13 @@ class SupervisedScenario:
         stopped = hurt["worker"] and self.on_loss == "stop"
         if stopped and not by_rows and "worker-" not in self.outcome:
             raise violated("named death", f"{self.outcome!r} names no worker ({told})")
+
+    def _known_finished(self) -> set[str]:
+        """Return the names of the workers whose `Finish` the scheduler has."""
+        scheduler = self.world.nodes[SCHEDULER].machine
+        assert isinstance(scheduler, SchedulerMachine)
+        by_id, finished = scheduler.members.by_id, scheduler.members.finished
+        return {by_id[node].name for node in finished if node in by_id}
 
     def _frozen(self, node: NodeId) -> bool:
         """Return whether a process is stopped for good."""

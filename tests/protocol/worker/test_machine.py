@@ -24,7 +24,7 @@ from shoal.protocol.messages.membership import (
     NewView,
     NotDeclared,
 )
-from shoal.protocol.messages.requests import Reply, Request
+from shoal.protocol.messages.requests import Computing, Nudge, Reply, Request
 from shoal.protocol.requests import (
     AwaitView,
     Cancel,
@@ -355,6 +355,11 @@ def test_a_worker_finishes_when_the_heads_of_the_new_view_have_its_clock(leaving
     assert leaving.sent(Finish) == [Finish(11, (1, 2))]
     leaving.receive(SCHEDULER, Finished())
     assert leaving.resolved()[2].error is None
+
+
+def test_a_worker_that_repeats_its_clock_to_finish_does_not_compute(leaving):
+    leaving.receive("server-1", Nudge("waits for clock 1 of worker-0 (at 0)"))
+    assert leaving.sent(Computing) == []
 
 
 def test_a_finish_is_withdrawn_while_the_worker_repeats_its_clock(leaving):

@@ -408,7 +408,7 @@ class WorkerMachine:
             each.plan.pulled and any("waits for" in part.reason for part in each.open_parts())
             for each in self._in_flight.sub_requests.values()
         )
-        return not waits and not self.session.questions()
+        return not (waits or self._leaving or self.session.questions())
 
     def _adopt(self, view: View, now: float, out: Effects) -> None:
         first = view.member(self.session.me)

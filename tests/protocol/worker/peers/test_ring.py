@@ -8,7 +8,7 @@ from shoal.protocol.machine import Asked, Discard, PeerLost, Received, Resolve, 
 from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.messages.collective import MissingPieces, Piece, PieceProbe, WorkerLeft
 from shoal.protocol.messages.membership import HeartbeatSeen, Joined, NewView
-from shoal.protocol.requests import Cancel, Reduce
+from shoal.protocol.requests import Cancel, FinishWork, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
 from shoal.protocol.worker.machine import WorkerMachine
@@ -166,3 +166,13 @@ def test_messages_that_no_neighbour_sends_are_refused(machine):
     ):
         assert says in machine.problem_of(Received("w-1", message))
     assert machine.problem_of(Received("w-1", WorkerLeft(ring, "worker-1", 0))) == ""
+
+
+def test_a_worker_that_finishes_says_so_in_the_ring_of_a_later_view_too(machine):
+    machine.handle(Asked(1, FinishWork()), 1.0)
+    members = tuple(
+        Member(f"w-{rank}", "worker", rank, 11 + rank, f"unix:///w-{rank}") for rank in range(3)
+    )
+    effects = machine.handle(Received(SCHEDULER, NewView(View(1, 2, (), members))), 2.0)
+    ring = machine.peers.ring._name
+    assert set(sent(effects, WorkerLeft)) == {WorkerLeft(ring, "worker-0", 0)}

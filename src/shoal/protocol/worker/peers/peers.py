@@ -52,6 +52,7 @@ class Peers:
         late_s = options.sync_timeout_s if options.on_timeout == "drop" else inf
         self.neighbours = NeighbourExchanges(session, piece_bytes, late_s)
         self._adopted = NO_VIEW  # the view of the ring and the neighbours
+        self._leaving = False  # whether the caller has asked to finish
 
     @property
     def bytes_sent(self) -> int:
@@ -112,6 +113,7 @@ class Peers:
             self.ring.cancel(request.request_id, out)
             self.neighbours.cancel(request.request_id, out)
         elif isinstance(request, FinishWork):
+            self._leaving = True
             self.ring.leave(out)
         return False
 
@@ -131,6 +133,8 @@ class Peers:
         if view is not None and view.id != self._adopted:
             self._adopted = view.id
             self.ring.adopt(view, out)
+            if self._leaving:  # the ring of the new view has not heard so
+                self.ring.leave(out)
             self.neighbours.adopt(view, now, out)
 
     def close(self, error: ShoalError, out: Effects) -> None:

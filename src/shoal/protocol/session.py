@@ -216,7 +216,7 @@ class Session:
         """Tell the scheduler that this worker's work is done, as far as its view knows."""
         self.ask("finish", request_id, Finish(self.incarnation, self.view_id), now, out)
 
-    def resume(self) -> list[int]:
+    def withdraw_finish(self) -> list[int]:
         """Withdraw an unanswered `finish`; return the requests that wait for it."""
         return self._questions.withdraw("finish")
 

@@ -426,7 +426,7 @@ class WorkerMachine:
                 self._requests.also(sub_request)
         elif before is not None and joined(before.view, view):
             tell(self._in_flight, router, self.clock)
-        self._leaving += self.session.resume()
+        self._leaving += self.session.withdraw_finish()
         self._sender.probe_all(now, out)
         self._pump(now, out)
 

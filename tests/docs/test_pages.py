@@ -15,7 +15,7 @@ import shoal.pytorch
 import shoal.reports
 import shoal.tables
 from shoal.cli import main
-from shoal.engines.roles import NOTED
+from shoal.engines.roles import LOGGED
 
 SOURCES = [ROOT / "src" / "shoal", ROOT]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
@@ -104,15 +104,20 @@ def test_every_public_name_is_in_the_reference():
 
 
 def test_every_event_is_in_the_reference():
-    listed = set(
-        re.findall(r"^\| `([\w ]+)` \|", (ROOT / "docs/reference/events.md").read_text(), re.M)
-    )
+    page = (ROOT / "docs/reference/events.md").read_text()
+    listed = set(re.findall(r"^\| `([\w ]+)` \|", page, re.M))
     written = {
         kind
         for path in (ROOT / "src" / "shoal").rglob("*.py")
         for kind in re.findall(r"log\.write\(\s*\"(\w+)\"", path.read_text())
     }
-    assert listed == written | set(NOTED)
+    notes = {note.__struct_config__.tag: note for note in LOGGED}
+    assert listed == written | notes.keys()
+    of_scheduler = page.partition("## From the scheduler")[2]
+    for kind, fields in re.findall(r"^\| `([\w ]+)` \| (.*?) \|", of_scheduler, re.M):
+        assert re.findall(r"`(\w+)`", fields) == [
+            each for each in notes[kind].__struct_fields__ if each != "node"
+        ]
 
 
 def test_every_environment_variable_is_in_the_reference():

@@ -5,8 +5,9 @@ import errno
 import pytest
 
 from shoal.node.disk import Disk
-from shoal.protocol.machine import Append, Note, Persist, Send
+from shoal.protocol.machine import Append, Persist, Send
 from shoal.protocol.messages.membership import Freeze, HeartbeatSeen
+from shoal.protocol.session import ViewAdopted
 from shoal.storage.files import FULL
 from shoal.storage.journal import Journal
 from shoal.storage.lease_log import LeaseLogFile
@@ -57,7 +58,7 @@ def test_what_follows_a_write_without_room_waits_in_order(disk, files, full, wri
     assert left(disk, Persist(b"1"), FREEZE) == [FREEZE]
     for file in files:
         file.error = full
-    note = Note("view")
+    note = ViewAdopted((1, 1), "")
     assert left(disk, BEAT, write, FREEZE, BEAT, note, Persist(b"3")) == [BEAT, BEAT]
     assert disk
     assert "no space left in" in caplog.text

@@ -29,6 +29,7 @@ from shoal.ownership import PRIVATE
 from shoal.protocol.machine import Note
 from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.requests import GoAway
+from shoal.protocol.scheduler import notes
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.scheduler.leases.log import LedgerBegun
 from shoal.protocol.scheduler.machine import SchedulerMachine
@@ -38,7 +39,8 @@ from shoal.protocol.scheduler.options import (
     SchedulerOptions,
     check_options,
 )
-from shoal.protocol.session import Session
+from shoal.protocol.server.notes import ReplicasDiffer, Unmoved, Unsaved
+from shoal.protocol.session import Admitted, LeaveDenied, Session
 from shoal.protocol.session_options import SessionOptions
 from shoal.protocol.views import ViewId
 from shoal.storage.event_log import EventLog
@@ -53,20 +55,20 @@ if TYPE_CHECKING:
     from shoal.storage.checkpoints import Writer
 
 BROKEN_HERE_S = 0.3  # after which a member of this host whose connection broke counts as failed
-NOTED = (
-    "joined",
-    "view",
-    "crowded",
-    "lost",
-    "unopened",
-    "awaited",
-    "leased",
-    "returned",
-    "dropped",
-    "released",
-    "refused",
-    "ending",
-    "no view",
+LOGGED = (  # the scheduler's notes that the event log has
+    notes.MemberJoined,
+    notes.ViewMade,
+    notes.ReplicasCrowded,
+    notes.MemberLost,
+    notes.ShardUnopened,
+    notes.MemberAwaited,
+    notes.BatchesLeased,
+    notes.BatchesReturned,
+    notes.StragglerDropped,
+    notes.BarrierOpened,
+    notes.JoinDenied,
+    notes.RunEnding,
+    notes.ViewImpossible,
 )
 
 
@@ -133,16 +135,17 @@ def restored(
 
 def _note_of_scheduler(each: Note, log: EventLog | None) -> None:
     """Write a note of the scheduler to its log and to the event log of the run."""
-    if each.kind == "crowded" and each.fields["hosts"]:
-        hosts = ", ".join(each.fields["hosts"])
+    if isinstance(each, notes.ReplicasCrowded) and each.hosts:
+        hosts = ", ".join(each.hosts)
         logging.getLogger("shoal.scheduler").warning(
             "one host has several replicas of some rows, which would fail together: %s", hosts
         )
-    if each.kind in NOTED:
-        fields = {key: value for key, value in each.fields.items() if key != "node"}
+    if isinstance(each, LOGGED):
+        fields = msgspec.structs.asdict(each)
+        fields.pop("node", None)
         logging.getLogger("shoal.scheduler").info("%s %s", each.kind, fields)
         if log is not None:
-            log.write(each.kind, **{f"_{k}" if k == "kind" else k: v for k, v in fields.items()})
+            log.write(each.kind, **fields)
 
 
 def run_server(**given: Any) -> None:
@@ -250,11 +253,10 @@ def _checkpoint_folder(role: ServerRole, session: Session) -> Path | None:
 def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
     """Write a note of a server to its log and to the event log of the run."""
     said = logging.getLogger("shoal.server")
-    match each.kind:
-        case "joined" if log is not None:
+    match each:
+        case Admitted() if log is not None:
             log.write("joined", role="server", rank=session.rank)
-        case "differs":
-            table, rows, version = (each.fields[name] for name in ("table", "rows", "version"))
+        case ReplicasDiffer(table, rows, version):
             said.error(
                 "a replica differs from the head of its chain: %s%s at version %s",
                 table,
@@ -263,12 +265,12 @@ def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
             )
             if log is not None:
                 log.write("differs", table=table, rows=str(rows))
-        case "unmoved":
-            said.error("rows cannot be moved to another server: %s", each.fields["reason"])
-        case "unsaved":
-            said.error("a checkpoint stays incomplete: %s", each.fields["reason"])
-        case "stays":
-            said.warning("cannot leave: %s", each.fields["reason"])
+        case Unmoved():
+            said.error("rows cannot be moved to another server: %s", each.reason)
+        case Unsaved():
+            said.error("a checkpoint stays incomplete: %s", each.reason)
+        case LeaveDenied():
+            said.warning("cannot leave: %s", each.reason)
 
 
 def leaves_on_signals(node: Node) -> Sequence[int]:

@@ -345,7 +345,7 @@ class Node:
                 self._send(effect)
             elif type(effect) is Resolve:
                 self._resolve(effect.request_id, effect.outcome)
-            elif type(effect) is Note:
+            elif isinstance(effect, Note):
                 self.on_note(effect)
             elif type(effect) is Detach:
                 connection = self._peers.get(effect.to)

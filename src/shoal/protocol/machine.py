@@ -229,10 +229,18 @@ class Redial(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """An event for logs, counters and checkers."""
+    """A report for event logs, counters and checkers; it changes nothing."""
 
-    kind: str
-    fields: dict[str, Any] = {}
+    @property
+    def kind(self) -> str:
+        """The kind of the note's lines in the event log and in traces."""
+        return str(self.__struct_config__.tag)
+
+
+class Unexpected(Note, frozen=True, tag="unexpected"):
+    """A message is ignored that nobody sends to this machine in its state."""
+
+    message: str
 
 
 class Stop(msgspec.Struct, frozen=True):

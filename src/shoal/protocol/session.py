@@ -24,7 +24,7 @@ from shoal.errors import (
     RunAborted,
     ShoalError,
 )
-from shoal.protocol.machine import Effects, HangUp, Note, Outcome, Resolve, Send, Stop
+from shoal.protocol.machine import Effects, HangUp, Note, Outcome, Resolve, Send, Stop, Unexpected
 from shoal.protocol.messages.admin import CheckpointPlanned, CheckpointRefused, CheckpointRequest
 from shoal.protocol.messages.base import SCHEDULER, Message
 from shoal.protocol.messages.membership import (
@@ -68,6 +68,26 @@ from shoal.tables.spec import TableSpec
 
 HELD_UP_S = 0.5  # lateness of a machine's own timer: its process was not running
 START_AGAIN = "it was declared dead; start it again so that it joins anew"
+
+
+class Admitted(Note, frozen=True, tag="joined"):
+    """The scheduler has admitted this member."""
+
+    rank: int
+    incarnation: int
+
+
+class ViewAdopted(Note, frozen=True, tag="view"):
+    """This member has adopted a view."""
+
+    view: ViewId
+    reason: str
+
+
+class LeaveDenied(Note, frozen=True, tag="stays"):
+    """The scheduler does not let this server leave yet."""
+
+    reason: str
 
 
 class Session:
@@ -313,7 +333,7 @@ class Session:
                     self.stop(out, DeclaredDead(f"{self.name} has a successor: {START_AGAIN}"))
                 elif self.view is None and (incarnation > self.incarnation or anew):
                     self.incarnation, self.rank, self.run = incarnation, rank, run
-                    out.append(Note("joined", {"rank": rank, "incarnation": incarnation}))
+                    out.append(Admitted(rank, incarnation))
             case NotJoined(reason, full):
                 refused = ClusterFull if full else JoinRefused
                 self.stop(out, refused(f"the scheduler refused this {self.role}: {reason}"))
@@ -344,10 +364,10 @@ class Session:
                 else:  # the scheduler repeats this until it has the answer
                     self.ends_by = min(self.ends_by, now + self.options.farewell_s)
             case LeaveRefused(reason):
-                out.append(Note("stays", {"reason": reason}))
+                out.append(LeaveDenied(reason))
                 self.answered("leave", out, Outcome(error=Refused(reason)))
             case _ if not isinstance(message, HeartbeatSeen):
-                out.append(Note("unexpected", {"message": type(message).__name__}))
+                out.append(Unexpected(type(message).__name__))
         return None
 
     def ask_for_view(self, newer: ViewId, out: Effects) -> None:
@@ -388,7 +408,7 @@ class Session:
         self._tables = view.tables
         self.view, self.view_id = seen_from(view, self.options.namespace), view.id
         self._roles = {m.id: m.role for m in (*self.view.servers, *self.view.workers)}
-        out.append(Note("view", {"view": view.id, "reason": view.reason}))
+        out.append(ViewAdopted(view.id, view.reason))
         self._questions.declared(view.tables, out)
         self._show_view(out)
         return self.view

@@ -18,9 +18,19 @@ from shoal.protocol.messages.base import SCHEDULER, Message
 from shoal.protocol.scheduler.failure_detector import LOOK_S
 from shoal.protocol.scheduler.leases.log import LogEntry
 from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.notes import MemberJoined, MemberLost, ViewMade, ViewOffered
 from shoal.protocol.scheduler.rows.placement import lost
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.session import HELD_UP_S
+from shoal.protocol.server.notes import (
+    Declined,
+    Landed,
+    Pushed,
+    ReplicasDiffer,
+    RoundMerged,
+    Served,
+    Thawed,
+)
+from shoal.protocol.session import HELD_UP_S, Admitted, ViewAdopted
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.checkpoints import Cuts
@@ -156,38 +166,43 @@ class Scenario:
 
     def _on_note(self, node: NodeId, note: Note) -> None:
         machine = self.world.nodes[node].machine
-        if note.kind in ("joined", "view") and node in self.cluster.lost:
-            self.cluster.rejoined(node)  # as the node itself has heard, of itself or by a view
-        if note.kind == "view" and node != SCHEDULER:
-            self._views.adopted(node, note.fields["view"])
-            if self.plan.unheard and isinstance(machine, ServerMachine):
-                self.faults.adopted(note.fields["view"])
-        if isinstance(machine, ServerMachine):
-            if self._closed is not None and note.kind == "view":
-                self._closed.adopted(machine)
-            if self._closed is not None and note.kind == "closed" and not note.fields["group"]:
-                self._closed.closed(machine, note, self.world.now)
-            if note.kind == "thawed":
-                view = machine.session.view
-                rows = view is not None and bool(view.tables)
-                self._views.thawed(node, note.fields["view"], note.fields["refused"], rows)
-            if note.kind == "declined" and note.fields["kind"] == "misfit":
-                raise violated("misfit", f"{node} lacks the rows of a request: {note.fields}")
-            if note.kind == "differs":
-                raise violated("replicas", f"{node} differs from the head: {note.fields}")
-            if note.kind == "served":
-                check_served(node, machine, note.fields["pulls"])
-            if note.kind in ("pushed", "landed"):
-                self._views.pushed(node, note.fields["request"], machine.session.view_id)
-        elif isinstance(machine, SchedulerMachine):
-            if note.kind == "offered":
-                self._views.offered(note.fields["view"], note.fields["before"])
-            elif note.kind == "view" and machine.view:
+        match note:
+            case Admitted() | ViewAdopted() if node in self.cluster.lost:
+                self.cluster.rejoined(node)  # as the node itself has heard, of itself or by a view
+            case MemberJoined():  # may be a rejoin
+                self.cluster.lost.pop(note.node, None)
+            case MemberLost():
+                self._on_declared_dead(note.node, note.how)
+            case ViewOffered(view, before):
+                self._views.offered(view, before)
+            case ViewMade() if isinstance(machine, SchedulerMachine) and machine.view:
                 self._views.made(machine.view)
-            elif note.kind == "joined":  # may be a rejoin
-                self.cluster.lost.pop(note.fields["node"], None)
-            elif note.kind == "lost":
-                self._on_declared_dead(note.fields["node"], note.fields["how"])
+        if isinstance(note, ViewAdopted):
+            self._views.adopted(node, note.view)
+        if isinstance(machine, ServerMachine):
+            self._on_note_of_server(node, machine, note)
+
+    def _on_note_of_server(self, node: NodeId, machine: ServerMachine, note: Note) -> None:
+        match note:
+            case ViewAdopted(view):
+                if self.plan.unheard:
+                    self.faults.adopted(view)
+                if self._closed is not None:
+                    self._closed.adopted(machine)
+            case RoundMerged(group="") if self._closed is not None:
+                self._closed.closed(machine, note, self.world.now)
+            case Thawed(view, refused):
+                present = machine.session.view
+                rows = present is not None and bool(present.tables)
+                self._views.thawed(node, view, refused, rows)
+            case Declined("misfit"):
+                raise violated("misfit", f"{node} lacks the rows of a request: {note}")
+            case ReplicasDiffer():
+                raise violated("replicas", f"{node} differs from the head: {note}")
+            case Served(pulls):
+                check_served(node, machine, pulls)
+            case Pushed(request) | Landed(request):
+                self._views.pushed(node, request, machine.session.view_id)
 
     def _on_declared_dead(self, node: NodeId, how: str) -> None:
         self.cluster.lost[node] = None

@@ -33,6 +33,7 @@ from shoal.protocol.requests import (
     PushOp,
 )
 from shoal.protocol.scheduler.machine import SchedulerMachine
+from shoal.protocol.scheduler.notes import MemberJoined, MemberLost, ViewMade
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
@@ -311,14 +312,14 @@ class SupervisedScenario:
 
     def _on_note(self, node: NodeId, note: Note) -> None:
         """Read the scheduler's log, a little later."""
-        if node == SCHEDULER and note.kind == "view":
-            self.world.at(self.world.now + READ_S * self._random.random(), self._begun)
-        if node == SCHEDULER and note.kind == "joined":
-            self._joined.add(note.fields["process"])
-        if node == SCHEDULER and note.kind == "lost":
-            told = note.fields["name"], note.fields["process"], note.fields["how"]
-            later = self.world.now + READ_S * self._random.random()
-            self.world.at(later, lambda: self._declared(*told))
+        match note:
+            case ViewMade():
+                self.world.at(self.world.now + READ_S * self._random.random(), self._begun)
+            case MemberJoined():
+                self._joined.add(note.process)
+            case MemberLost(name, how, process):
+                later = self.world.now + READ_S * self._random.random()
+                self.world.at(later, lambda: self._declared(name, process, how))
 
     def _begun(self) -> None:
         self.supervisor.begun()

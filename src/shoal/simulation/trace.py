@@ -6,6 +6,8 @@ from hashlib import blake2b
 from pathlib import Path
 from traceback import extract_tb
 
+import msgspec
+
 from shoal.protocol.machine import Note
 from shoal.protocol.views import NodeId
 
@@ -33,7 +35,8 @@ class Trace:
     def note(self, now: float, node: NodeId, note: Note) -> None:
         """Add a machine's note, if its kind is one of `NOTED`."""
         if note.kind in NOTED:
-            shown = " ".join(f"{v}" for k, v in note.fields.items() if k not in OMITTED)
+            fields = msgspec.structs.asdict(note).items()
+            shown = " ".join(f"{value}" for name, value in fields if name not in OMITTED)
             self.add(now, f"{node} notes {note.kind}: {shown}")
 
     @property

@@ -41,6 +41,7 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages.base import SCHEDULER, Message
 from shoal.protocol.requests import Start, Wait
+from shoal.protocol.server.notes import Declined
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.simulation.messaging import Messaging
@@ -280,11 +281,11 @@ class World:
                     self.at(self.now + self._work.seconds(), partial(self.handle, sim, HasRoom(to)))
                 case Offload():
                     self.at(self.now + self._work.seconds(), partial(self._offloaded, sim, effect))
-                case Note(kind, fields):
+                case Note():
                     self.trace.note(self.now, sim.node, effect)
-                    self.coverage[f"note {kind}"] += 1
-                    if kind == "declined":
-                        self.coverage[f"declined {fields['kind']}"] += 1
+                    self.coverage[f"note {effect.kind}"] += 1
+                    if isinstance(effect, Declined):
+                        self.coverage[f"declined {effect.verdict}"] += 1
                     self.on_note(sim.node, effect)
                 case Stop(error):
                     sim.stopped = True

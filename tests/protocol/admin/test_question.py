@@ -14,6 +14,7 @@ from shoal.protocol.messages.admin import (
 )
 from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.messages.membership import HeartbeatSeen, Join
+from shoal.protocol.scheduler.notes import MemberLost
 
 CASES = [
     (CheckpointRequest(1), CheckpointPlanned(1, 40, 40, (("here", "/saved"),))),
@@ -54,18 +55,13 @@ def rig(rigs):
 def test_a_reported_member_is_dead_at_once(rig):
     rig.receive("engine", DeathReport("here", 12))
     assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12)}
-    assert rig.notes("lost") == [
-        {
-            "name": "worker-1",
-            "how": "its process has ended",
-            "process": 12,
-            "node": "worker-1",
-        }
+    assert rig.notes(MemberLost) == [
+        MemberLost("worker-1", "its process has ended", process=12, node="worker-1")
     ]
     rig.promise()
     assert rig.view.reason == "worker-1 left"
     rig.receive("engine", DeathReport("here", 12))  # the answer was lost
-    assert rig.notes("lost") == []
+    assert rig.notes(MemberLost) == []
     assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12)}
 
 
@@ -75,13 +71,13 @@ def test_a_reported_member_is_dead_at_once(rig):
 def test_a_report_of_a_process_that_is_no_member_changes_nothing(rig, died):
     rig.receive("engine", died)
     assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(died.process)}
-    assert rig.notes("lost") == []
+    assert rig.notes(MemberLost) == []
 
 
 def test_a_report_of_a_finished_worker_changes_nothing(rig):
     rig.finish("worker-1")
     rig.receive("engine", DeathReport("here", 12))
-    assert rig.notes("lost") == []
+    assert rig.notes(MemberLost) == []
 
 
 def test_a_report_of_the_last_replica_ends_the_run(rig):
@@ -97,6 +93,6 @@ def test_the_parent_of_a_process_is_told_whether_its_work_was_done(rig):
     rig.finish("worker-1")
     rig.receive("engine", DeathReport("here", 12))
     assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12, True)}
-    assert [each["node"] for each in rig.notes("lost")] == ["guest-0"]
+    assert [each.node for each in rig.notes(MemberLost)] == ["guest-0"]
     rig.receive("engine", DeathReport("here", 11))
     assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(11, False)}

@@ -43,6 +43,7 @@ from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.server.notes import Declined
 from shoal.protocol.server.requests.requests import RequestOptions
 from shoal.protocol.server.state.shard_store import OpenStore
 from shoal.protocol.session import Session
@@ -54,6 +55,7 @@ from tests.protocol.rigs.shard import FakeShard
 from tests.protocol.rigs.views import view_of
 
 M = TypeVar("M", bound=Machine)
+N = TypeVar("N", bound=Note)
 
 
 class Rig(Generic[M]):
@@ -67,7 +69,7 @@ class Rig(Generic[M]):
 
     def handle(self, event: Event) -> Effects:
         self.effects = self.machine.handle(event, self.now)
-        self.declined.update(each["kind"] for each in self.notes("declined"))
+        self.declined.update(each.verdict for each in self.notes(Declined))
         self.machine.check()
         return self.effects
 
@@ -90,8 +92,8 @@ class Rig(Generic[M]):
     def sent(self, kind: type = object) -> list[Any]:
         return [each.message for each in self.sends(kind)]
 
-    def notes(self, kind: str) -> list[dict[str, Any]]:
-        return [e.fields for e in self.effects if isinstance(e, Note) and e.kind == kind]
+    def notes(self, kind: type[N]) -> list[N]:
+        return [each for each in self.effects if isinstance(each, kind)]
 
     def resolved(self) -> dict[int, Outcome]:
         """Outcomes by request id."""

@@ -15,6 +15,7 @@ from shoal.protocol.messages.membership import (
     ProcessHeartbeat,
 )
 from shoal.protocol.scheduler.failure_detector import HALVES_S, LOOK_S, PATIENCE, FailureDetector
+from shoal.protocol.scheduler.notes import MemberLost
 from shoal.protocol.scheduler.options import SchedulerOptions
 
 OPTIONS = SchedulerOptions(
@@ -166,18 +167,18 @@ def test_a_scheduler_that_was_stopped_declares_no_member_dead_for_its_own_pause(
     """It was SIGSTOPped for a minute: what its members have said meanwhile is still unread."""
     cluster.now = 60.0
     alive(cluster, "worker-0")
-    assert cluster.notes("lost") == []
+    assert cluster.notes(MemberLost) == []
     cluster.at(60.5)
-    assert cluster.notes("lost") == []
+    assert cluster.notes(MemberLost) == []
     alive(cluster, "server-0")
     cluster.at(63.0)  # and worker-1 has really gone
-    assert [note["name"] for note in cluster.notes("lost")] == ["worker-1"]
+    assert [note.name for note in cluster.notes(MemberLost)] == ["worker-1"]
 
 
 def test_a_sole_replica_is_waited_for_longer_when_its_death_is_not_proven(cluster):
     for now in range(0, 60, 5):
         cluster.at(float(now))
-        assert cluster.notes("lost") == []
+        assert cluster.notes(MemberLost) == []
         alive(cluster, "worker-0", "worker-1")
     [wait] = [each for each in cluster.why() if each.what == "server-0"]
     assert wait.longest[0][0] == "the scheduler"
@@ -208,7 +209,7 @@ def test_a_sole_replica_whose_process_ended_ends_the_run_at_once(rigs):
 def test_a_broken_connection_between_hosts_does_not_prove_a_death(cluster):
     cluster.handle(PeerLost("server-0"))
     cluster.at(9.0)
-    assert cluster.notes("lost") == []
+    assert cluster.notes(MemberLost) == []
     assert not cluster.machine.ended
 
 
@@ -257,7 +258,7 @@ def silence(cluster, until):
     found = []
     while cluster.now < until:
         cluster.at(cluster.now + 1.0)
-        found += [note["name"] for note in cluster.notes("lost")]
+        found += [note.name for note in cluster.notes(MemberLost)]
     return found
 
 
@@ -276,7 +277,7 @@ def test_of_those_that_were_silent_together_the_dead_are_found_after_that(cluste
     for now in (30.0, 35.0, 39.0):
         alive(cluster, "server-0", "worker-0")
         cluster.at(now)
-        assert cluster.notes("lost") == []
+        assert cluster.notes(MemberLost) == []
     assert silence(cluster, 41.0) == ["worker-1"]
 
 

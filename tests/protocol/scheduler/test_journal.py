@@ -14,6 +14,7 @@ from shoal.protocol.messages.membership import (
     Heartbeat,
 )
 from shoal.protocol.scheduler.journal import read_record
+from shoal.protocol.scheduler.notes import MemberLost
 from shoal.protocol.scheduler.options import SchedulerOptions, check_options
 from shoal.tables.consistency import bsp
 
@@ -26,12 +27,12 @@ def test_a_restarted_scheduler_begins_a_new_term_with_the_same_members(started):
     assert again.view.id == (2, 2)
     assert again.view.reason == "the scheduler restarted"
     assert again.view.workers == started.view.workers
-    assert again.notes("lost") == []
+    assert again.notes(MemberLost) == []
     again.at(109.0)
-    assert again.notes("lost") == []  # nobody is taken for dead for one detection period
+    assert again.notes(MemberLost) == []  # nobody is taken for dead for one detection period
     again.receive("server-0", Heartbeat(again.incarnation("server-0"), again.view.id))
     again.at(110.0)
-    assert [note["name"] for note in again.notes("lost")] == ["worker-0", "worker-1"]
+    assert [note.name for note in again.notes(MemberLost)] == ["worker-0", "worker-1"]
 
 
 def test_a_restarted_scheduler_grants_no_incarnation_twice(rigs):

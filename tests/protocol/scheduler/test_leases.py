@@ -9,6 +9,7 @@ from shoal.protocol.messages.membership import End, Heartbeat, Lease, Leased, No
 from shoal.protocol.requests import TakeLease
 from shoal.protocol.scheduler.leases.ledger import LEASE_MOST, Granted, Leases, LedgerRecord, Span
 from shoal.protocol.scheduler.leases.log import LeaseGranted, LeaseLog, LedgerBegun, WorkerGone
+from shoal.protocol.scheduler.notes import BatchesReturned
 from shoal.protocol.views import FOREVER
 
 EPOCHS, BATCHES = 3, 20
@@ -151,10 +152,10 @@ def test_a_lost_workers_batches_are_leased_to_others_from_the_next_view(started)
         started.now = 2.2
         started.receive(node, Heartbeat(started.incarnation(node), started.view.id))
     started.at(2.5)
-    assert not started.notes("returned")
+    assert not started.notes(BatchesReturned)
     started.promise(((mine, 2), (other, 3)))
-    assert started.notes("returned") == [
-        {"name": "worker-0", "group": "", "epoch": 0, "first": 2, "count": 3}
+    assert started.notes(BatchesReturned) == [
+        BatchesReturned("worker-0", group="", epoch=0, first=2, count=3)
     ]
     started.receive("worker-1", lease(other, 3))
     assert span(started.told(Leased)["worker-1"])[:2] == (0, 2)

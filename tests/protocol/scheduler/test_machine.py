@@ -22,6 +22,13 @@ from shoal.protocol.messages.membership import (
     NotDeclared,
     NotJoined,
 )
+from shoal.protocol.scheduler.notes import (
+    MemberLost,
+    OutOfDate,
+    ReplicasCrowded,
+    ViewImpossible,
+    ViewMade,
+)
 from shoal.tables.spec import Access, TableSpec
 
 
@@ -45,7 +52,9 @@ def test_the_first_view_waits_for_all_joins_and_for_frozen_servers(make):
     rig = make()
     rig.join("server-0", "worker-0")
     assert rig.view is None
-    assert rig.notes("no view") == [{"reason": "waiting for 1 of 2 workers (worker-1)"}]
+    assert rig.notes(ViewImpossible) == [
+        ViewImpossible(reason="waiting for 1 of 2 workers (worker-1)")
+    ]
     rig.receive("worker-1", Join("worker-1", "worker", "", ""))
     assert rig.told(Freeze) == {"server-0": Freeze((1, 1))}
     assert rig.view is None
@@ -128,7 +137,7 @@ def test_a_member_lost_before_the_first_view_is_waited_for_again(make):
     for node in ("server-0", "worker-0"):
         rig.receive(node, Join(node, node.split("-")[0], "", ""))
     rig.at(10.0)  # server-1 was silent
-    assert [note["name"] for note in rig.notes("lost")] == ["server-1"]
+    assert [note.name for note in rig.notes(MemberLost)] == ["server-1"]
     rig.receive("server-0", Frozen((1, 1), ()))
     assert rig.view is None
     rig.join("server-1")
@@ -144,7 +153,7 @@ def test_a_join_of_a_member_that_was_declared_dead_is_refused_once_there_is_a_vi
     for node in ("server-0", "worker-0", "worker-1"):
         rig.receive(node, Heartbeat(rig.machine.view.member(node).incarnation, rig.view.id))
     rig.at(10.0)  # server-1 was silent; the view with it may still be on its way there
-    assert [note["name"] for note in rig.notes("lost")] == ["server-1"]
+    assert [note.name for note in rig.notes(MemberLost)] == ["server-1"]
     rig.receive("server-1", Join("server-1", "server", "", "", incarnation=former))
     assert "declared dead" in rig.told(NotJoined)["server-1"].reason
     rig.receive("server-1", Join("server-1", "server", "", ""))  # started again
@@ -235,10 +244,10 @@ def test_replicas_on_one_host_are_noted_until_another_host_joins(make):
     rig.join("server-0", "server-1", "worker-0")
     rig.receive("worker-0", Declare(3, TableSpec("w", 8)))
     rig.promise()
-    assert rig.notes("crowded") == [{"hosts": ["here"]}]
+    assert rig.notes(ReplicasCrowded) == [ReplicasCrowded(hosts=["here"])]
     rig.receive("server-2", Join("server-2", "server", "", "there"))
     rig.promise()
-    assert rig.notes("crowded") == []
+    assert rig.notes(ReplicasCrowded) == []
 
 
 # ---------------------------------------------------------------------------- deaths
@@ -253,7 +262,7 @@ def test_messages_of_an_earlier_incarnation_are_ignored(make):
     rig.receive("worker-1", Heartbeat(3, (1, 1)))
     rig.at(10.0)
     rig.promise()
-    assert rig.notes("lost") == []  # of this event; the one before lost worker-0
+    assert rig.notes(MemberLost) == []  # of this event; the one before lost worker-0
     assert "worker-0" not in rig.machine.members.by_id
     rig.join("worker-0")
     assert rig.machine.members.by_id["worker-0"].incarnation == 4
@@ -265,13 +274,13 @@ def test_messages_of_an_earlier_incarnation_are_ignored(make):
         rig.now += 1.0
         rig.receive("worker-0", message)
         assert rig.sent() == []
-        assert rig.notes("stale")
+        assert rig.notes(OutOfDate)
     assert rig.machine.members.finished == set()
     rig.now = 19.0
     rig.receive("server-0", Heartbeat(1, (1, 1)))
     rig.receive("worker-1", Heartbeat(3, (1, 1)))
     rig.at(20.0)  # the new self was never heard of
-    assert [note["name"] for note in rig.notes("lost")] == ["worker-0"]
+    assert [note.name for note in rig.notes(MemberLost)] == ["worker-0"]
 
 
 def test_the_first_view_closes_gaps_among_the_ranks(make):
@@ -295,7 +304,7 @@ def test_a_silent_worker_departs_with_its_last_clock(make):
     for node, incarnation in (("server-0", 1), ("worker-0", 2)):
         rig.receive(node, Heartbeat(incarnation, (1, 1)))
     rig.at(10.0)
-    assert [note["name"] for note in rig.notes("lost")] == ["worker-1"]
+    assert [note.name for note in rig.notes(MemberLost)] == ["worker-1"]
     rig.promise(clocks=((2, 9), (3, 7)), open_round=7)
     assert rig.view.reason == "worker-1 left"
     assert [(m.name, m.last_clock) for m in rig.view.departed] == [("worker-1", 7)]
@@ -306,7 +315,7 @@ def test_a_heartbeat_after_a_broken_connection_keeps_a_member(cluster):
     cluster.handle(PeerLost("worker-1"))
     cluster.receive("worker-0", Heartbeat(2, (1, 1)))
     cluster.at(2.0)
-    assert [note["name"] for note in cluster.notes("lost")] == ["worker-1"]
+    assert [note.name for note in cluster.notes(MemberLost)] == ["worker-1"]
 
 
 def test_a_sole_replicas_death_ends_the_run_and_names_the_server(make):
@@ -328,8 +337,8 @@ def test_two_deaths_in_one_tick_end_the_run_without_another_view(make):
     for node in ("server-0", "worker-1"):
         cluster.handle(PeerLost(node))
     cluster.at(2.0)
-    assert len(cluster.notes("lost")) == 1
-    assert cluster.notes("view") == []
+    assert len(cluster.notes(MemberLost)) == 1
+    assert cluster.notes(ViewMade) == []
     assert cluster.view.id == (1, 1)
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from shoal.protocol.messages.admin import StatusReply, StatusRequest, Waits
 from shoal.protocol.messages.membership import End, Heartbeat, Join, WaitTimes
+from shoal.protocol.scheduler.notes import StragglerDropped
 from shoal.protocol.scheduler.options import WITHOUT_A_BREAK
 from shoal.protocol.scheduler.stragglers import REPORTS
 
@@ -47,7 +48,7 @@ def test_a_worker_that_others_wait_for_most_of_the_window_is_dropped(make):
     waited(rig, (0.4, 2.5))
     reason = "the others waited for worker-1 62% of the last 4 s"
     assert rig.told(End) == {"worker-1": End(reason, "dropped")}
-    assert rig.notes("dropped") == [{"name": "worker-1", "reason": reason}]
+    assert rig.notes(StragglerDropped) == [StragglerDropped(name="worker-1", reason=reason)]
     rig.promise()
     assert [member.name for member in rig.view.workers] == ["worker-0"]
     waited(rig, (3.4, 2.5), (6.4, 2.5), (9.4, 2.5), (12.4, 2.5))
@@ -60,7 +61,7 @@ def test_a_worker_for_which_others_wait_without_a_break_is_dropped(make):
     waited(rig, (0, 0), (0, 0.5), *((0, 0.5 + n) for n in range(1, 4)))
     assert "worker-1" in rig.machine.members.by_id
     waited(rig, (0, 4.5))
-    assert [each["name"] for each in rig.notes("dropped")] == ["worker-1"]
+    assert [each.name for each in rig.notes(StragglerDropped)] == ["worker-1"]
 
 
 @pytest.mark.parametrize(

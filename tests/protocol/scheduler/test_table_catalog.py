@@ -15,6 +15,7 @@ from shoal.protocol.messages.membership import (
     ShardsOpened,
 )
 from shoal.protocol.scheduler import table_catalog
+from shoal.protocol.scheduler.notes import ShardUnopened
 from shoal.tables.consistency import Quorum, asp, bsp, ssp
 
 
@@ -169,7 +170,7 @@ def short(rig, rigs):
 def test_a_server_that_cannot_open_a_shard_in_repair_ends_nothing_and_is_asked_again(short):
     assert asked(short)["server-2"]
     short.open("no memory")
-    assert {note["name"] for note in short.notes("unopened")} == {"server-2"}
+    assert {note.name for note in short.notes(ShardUnopened)} == {"server-2"}
     assert short.machine.ended is False
     assert not any(p.syncing_since for p in short.view.placements[0])
     assert any("cannot open it" in each.reason for each in short.why())

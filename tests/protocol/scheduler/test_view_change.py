@@ -17,6 +17,7 @@ from shoal.protocol.messages.membership import (
     NewView,
     ViewRefused,
 )
+from shoal.protocol.scheduler.notes import MemberLost, ViewDropped, ViewMade, ViewOffered
 from shoal.protocol.views import NO_VIEW
 from shoal.tables.consistency import bsp
 
@@ -48,7 +49,7 @@ def beat(rig, node, view):
 def test_a_view_is_offered_to_the_servers_of_the_one_before(rig):
     assert rig.told(NewView).keys() == {"server-0", "server-1"}
     assert rig.view.number == 2
-    assert rig.notes("offered")[0]["view"] == (1, 3)
+    assert rig.notes(ViewOffered)[0].view == (1, 3)
     assert "to adopt it" in rig.why()[0].reason
 
 
@@ -56,7 +57,7 @@ def test_the_first_server_that_adopts_it_makes_it_the_view_and_the_others_are_to
     beat(rig, "server-1", (1, 3))
     assert rig.view.number == 3
     assert rig.told(NewView).keys() == {"worker-0"}
-    assert rig.notes("view")[0]["view"] == (1, 3)
+    assert rig.notes(ViewMade)[0].view == (1, 3)
 
 
 def test_a_server_without_it_is_sent_it_again_and_a_worker_is_not(rig):
@@ -96,14 +97,14 @@ def test_a_worker_that_leaves_before_it_has_had_its_first_view_is_lost(rigs):
     rig = rigs.SchedulerRig(on_worker_loss="drop")
     rig.join("server-0", "worker-0", "worker-1")
     rig.finish("worker-0", NO_VIEW)
-    assert [note["how"] for note in rig.notes("lost")] == ["it left before its first view"]
+    assert [note.how for note in rig.notes(MemberLost)] == ["it left before its first view"]
 
 
 def test_a_refused_view_is_dropped_and_another_is_made_of_the_one_before(rig):
     rig.receive("server-0", ViewRefused((1, 3), (1, 2)))
     assert rig.told(Freeze)["server-0"] == Freeze((1, 4), (1, 2))
     promise(rig)
-    assert rig.notes("dropped view")[0]["view"] == (1, 3)
+    assert rig.notes(ViewDropped)[0].view == (1, 3)
     beat(rig, "server-0", (1, 4))
     assert rig.view.number == 4
     assert [worker.id for worker in rig.view.workers] == ["worker-0"]

@@ -37,7 +37,7 @@ from shoal.protocol.requests import (
 )
 from shoal.protocol.session import Session
 from shoal.protocol.views import FOREVER
-from shoal.protocol.worker.machine import WorkerMachine
+from shoal.protocol.worker.machine import LateReply, WorkerMachine
 
 # ---------------------------------------------------------------------------- the roads
 
@@ -132,7 +132,7 @@ def test_a_reply_after_the_timeout_does_not_write_to_the_buffer(worker, pull, ou
     assert arrival.revoked
     assert arrival.views == []
     worker.handle(Received("server-0", reply, arrival))
-    assert worker.notes("late") == [{"seq": 0, "code": "applied"}]
+    assert worker.notes(LateReply) == [LateReply(seq=0, code="applied")]
     assert worker.machine.arriving("server-0", reply, 32) == Discard("nobody waits for it")
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import msgspec
 
 from shoal.protocol.limits import BARRIERS_MAX, RELEASED_MAX
-from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages.base import Message
 from shoal.protocol.messages.membership import BarrierArrival, BarrierReleased, Group
 from shoal.protocol.messages.reasons import Waiting, some_of
 from shoal.protocol.scheduler.members import Members
+from shoal.protocol.scheduler.notes import BarrierOpened
 from shoal.protocol.views import Member, NodeId
 
 Entered = dict[NodeId, tuple[Group, ...]]
@@ -80,7 +81,7 @@ class Barriers:
                 if len(self.released) > RELEASED_MAX:  # nobody asks for the oldest any more
                     del self.released[next(iter(self.released))]
                 self._persist(out)
-                out.append(Note("released", {"name": name, "generation": generation}))
+                out.append(BarrierOpened(name, generation))
                 released = BarrierReleased(name, generation)
                 out.extend(Send(node, released) for node in barrier.entered)
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shoal.protocol.machine import Append, Effects, Note, Send
+from shoal.protocol.machine import Append, Effects, Send
 from shoal.protocol.messages.membership import Lease, Leased
 from shoal.protocol.messages.reasons import Waiting, some_of
 from shoal.protocol.scheduler.leases.ledger import Leases, LedgerRecord, Span
 from shoal.protocol.scheduler.leases.log import LeaseGranted, LogEntry, WorkerGone
 from shoal.protocol.scheduler.members import Members
+from shoal.protocol.scheduler.notes import BatchesLeased
 from shoal.protocol.views import Member, NodeId, View
 
 
@@ -63,8 +64,8 @@ class LeaseLedgers:
                     if not group:
                         granted = leases.granted_to(members.by_id[node].incarnation)
                         entries.append(_entry(LeaseGranted(**leases.size, granted=granted)))
-                    fields = {"name": members.by_id[node].name, "group": group, **leases.size}
-                    out.append(Note("leased", {**fields, **msgspec.structs.asdict(answer)}))
+                    told = {**leases.size, **msgspec.structs.asdict(answer)}
+                    out.append(BatchesLeased(members.by_id[node].name, group, **told))
                 self._since.pop(node, None)
                 out.append(Send(node, answer))
         return entries, out

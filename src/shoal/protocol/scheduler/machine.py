@@ -20,12 +20,12 @@ from shoal.protocol.machine import (
     Effects,
     Event,
     EventTrace,
-    Note,
     PeerLost,
     Persist,
     Received,
     Send,
     Ticked,
+    Unexpected,
 )
 from shoal.protocol.messages.base import Message
 from shoal.protocol.messages.membership import (
@@ -58,6 +58,15 @@ from shoal.protocol.scheduler.journal import JournalRecord, read_record
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import gathering, missing
+from shoal.protocol.scheduler.notes import (
+    JoinDenied,
+    MemberAwaited,
+    MemberJoined,
+    MemberLost,
+    OutOfDate,
+    RunEnding,
+    StragglerDropped,
+)
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.scheduler.rows.losses import end_of
 from shoal.protocol.scheduler.shutdown import Shutdown
@@ -190,7 +199,7 @@ class SchedulerMachine:
             if member is None:  # the previous death has let a view through, without this member
                 continue
             if self._views.needs(member) and detector.spare(node, now):
-                out.append(Note("awaited", {"name": member.name, "node": node}))
+                out.append(MemberAwaited(member.name, node))
             else:
                 self._lost([node], detector.how(node, now), now, out)
 
@@ -211,8 +220,7 @@ class SchedulerMachine:
             self.members.remove(node)
             self._stragglers.forget(member)
             self.ledgers.withdraw(member)
-            told = {"name": member.name, "how": how, "process": member.process}
-            out.append(Note("lost", {**told, "node": node}))
+            out.append(MemberLost(member.name, how, member.process, node))
             rows = self._views.bereaved(member)
             if error := end_of(member, rows, how, self.options.on_worker_loss):
                 self._end(error, now, out)
@@ -250,7 +258,7 @@ class SchedulerMachine:
         over = sender in self.members.finished and isinstance(message, OF_WORK)
         if over or getattr(message, "incarnation", member.incarnation) != member.incarnation:
             # sent before it finished; or by its incarnation before a late Join made a new one
-            out.append(Note("stale", {"message": type(message).__name__, "node": sender}))
+            out.append(OutOfDate(type(message).__name__, sender))
             return
         self.members.heard_of([sender], now, isinstance(message, Heartbeat))
         match message:
@@ -269,7 +277,7 @@ class SchedulerMachine:
             case WaitTimes():
                 self._stragglers.heard(member, message, self.members, now)
                 for slow, reason in self._stragglers.slow(self.members, now):
-                    out.append(Note("dropped", {"name": slow.name, "reason": reason}))
+                    out.append(StragglerDropped(slow.name, reason))
                     self._lost([slow.id], TOO_SLOW, now, out)
                     out.append(Send(slow.id, End(reason, "dropped")))
             case Leave():
@@ -293,7 +301,7 @@ class SchedulerMachine:
             case Abort():
                 self._aborted(member, message, now, out)
             case _:
-                out.append(Note("unexpected", {"message": type(message).__name__}))
+                out.append(Unexpected(type(message).__name__))
 
     def _finish(self, member: Member, view: ViewId, now: float, out: Effects) -> None:
         """Record that a worker has finished, unless new heads still have to hear its clocks.
@@ -346,13 +354,12 @@ class SchedulerMachine:
             if self.ended or self._shutdown.asking:
                 refusal = NotJoined("the run has ended")
             if refusal is not None:
-                out.append(Note("refused", {"role": message.role, "reason": refusal.reason}))
+                out.append(JoinDenied(message.role, refusal.reason))
                 out.append(Send(sender, refusal))
                 return
             known = self.members.admit(sender, message)
             self._persist(out)
-            told = {"name": known.name, "process": known.process}
-            out.append(Note("joined", {**told, "node": sender}))
+            out.append(MemberJoined(known.name, known.process, sender))
         self.members.heard_of([sender], now)
         out.append(Send(sender, Joined(known.incarnation, known.rank, self._run)))
         if self.view is not None and self.view.member(sender) is not None:
@@ -390,7 +397,7 @@ class SchedulerMachine:
         self._reason, self._rows_lost = self._shutdown.reason, isinstance(error, RangeLost)
         self._views.end()
         self._persist(out)
-        out.append(Note("ending", {"reason": self._reason or "all workers have finished"}))
+        out.append(RunEnding(self._reason or "all workers have finished"))
         self._shutdown.say(now, out)
 
     def _persist(self, out: Effects, reserve: bool = False) -> None:

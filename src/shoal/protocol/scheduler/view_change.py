@@ -19,7 +19,7 @@ from math import inf
 import msgspec
 
 from shoal.errors import RangeLost, ShoalError
-from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages.admin import CheckpointRequest
 from shoal.protocol.messages.membership import (
     Drained,
@@ -35,6 +35,15 @@ from shoal.protocol.scheduler.journal import JournalRecord
 from shoal.protocol.scheduler.ledgers import LeaseLedgers
 from shoal.protocol.scheduler.members import Members
 from shoal.protocol.scheduler.membership import decide_view, missing, next_view
+from shoal.protocol.scheduler.notes import (
+    BatchesReturned,
+    ReplicasCrowded,
+    ShardUnopened,
+    ViewDropped,
+    ViewImpossible,
+    ViewMade,
+    ViewOffered,
+)
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.scheduler.proposal import Proposal
 from shoal.protocol.scheduler.rows.losses import bereft, lost_with
@@ -234,8 +243,7 @@ class ViewChange:
     def opened(self, server: Member, message: ShardsOpened, now: float, out: Effects) -> None:
         """Record which shards a server has opened for the next view, and which it could not."""
         for table, rows, reason in self._openings.heard(server, message, now):
-            fields = {"name": server.name, "table": table, "rows": str(rows), "reason": reason}
-            out.append(Note("unopened", fields))
+            out.append(ShardUnopened(server.name, table, str(rows), reason))
             if self.view is None or self.view.named(table) is None:
                 self._tables.drop(table, f"{server.name}: {reason}", out)
         self.consider(now, out)
@@ -255,7 +263,7 @@ class ViewChange:
         elif self.view is not None and self._proposal is None and not self._over:
             self._change_placements(self.view, now, out)
         elif reason != self.reason:
-            out.append(Note("no view", {"reason": reason}))
+            out.append(ViewImpossible(reason))
         self.reason = reason
 
     def _change_placements(self, view: View, now: float, out: Effects) -> None:
@@ -328,7 +336,7 @@ class ViewChange:
         if newest is not None and (self.view is None or newest.id > self.view.id):
             self._make(newest, now, out)
         elif dropped is not None:
-            out.append(Note("dropped view", {"view": dropped.id, "reason": dropped.reason}))
+            out.append(ViewDropped(dropped.id, dropped.reason))
         self._end_if_bereft(now, out)  # a server died that the dropped view did not need
 
     def _end_if_bereft(self, now: float, out: Effects) -> None:
@@ -352,7 +360,7 @@ class ViewChange:
             return
         self._persist(out)
         before = self.view.id if self.view is not None else NO_VIEW
-        out.append(Note("offered", {"view": view.id, "before": before}))
+        out.append(ViewOffered(view.id, before))
         out.extend(Send(node, NewView(view)) for node in first)
 
     def _make(self, view: View, now: float, out: Effects) -> None:
@@ -366,17 +374,16 @@ class ViewChange:
             self._members.remove(node)
         self._members.forget(view, now)
         for member, left in self.ledgers.reclaim(view):
-            fields = {"name": member.name, "group": member.group, **msgspec.structs.asdict(left)}
-            out.append(Note("returned", fields))
+            out.append(BatchesReturned(member.name, member.group, *msgspec.structs.astuple(left)))
         self._persist(out)
         self._checkpoints.adopted(view, out)
         whole = not any(each.syncing_since for parts in view.placements for each in parts)
-        sizes = {"servers": len(view.servers), "workers": len(view.workers)}
-        out.append(Note("view", {"view": view.id, "reason": view.reason, "whole": whole, **sizes}))
+        sizes = len(view.servers), len(view.workers)
+        out.append(ViewMade(view.id, view.reason, whole, *sizes))
         hosts = sorted({host for each in view.placements for host in crowded(each, view.servers)})
         if hosts != self._crowded:
             self._crowded = hosts
-            out.append(Note("crowded", {"hosts": hosts}))
+            out.append(ReplicasCrowded(hosts))
         members = [member.id for member in (*view.servers, *view.workers)]
         finished = self._members.finished
         others = [node for node in members if node not in finished and node not in told]

@@ -20,7 +20,6 @@ from shoal.protocol.machine import (
     Event,
     EventTrace,
     HasRoom,
-    Note,
     Offloaded,
     Received,
     Sink,
@@ -42,8 +41,8 @@ from shoal.protocol.messages.requests import Computing, Probe, Request
 from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.link import ReplicationOptions
+from shoal.protocol.server.notes import Declined, Landed
 from shoal.protocol.server.replication.replication import Replication
-from shoal.protocol.server.requests.request_handler import declined
 from shoal.protocol.server.requests.requests import RequestOptions, Requests
 from shoal.protocol.server.requests.staging import AdmittedRequest
 from shoal.protocol.server.state.shard_store import OpenStore, ShardStore
@@ -203,8 +202,8 @@ class ServerMachine:
     def _received(self, event: Received, out: Effects) -> None:
         sender, message, payload, now = event.sender, event.message, event.payload, self._time.now
         if payload is not None and payload.by_view and not payload.whole:
-            if self.requests.staging.land(payload):
-                out.append(Note("landed", {"request": message}))
+            if isinstance(message, Request) and self.requests.staging.land(payload):
+                out.append(Landed(message))
             return
         self._trace.add((now, sender, message))
         if self.session.unanswered.counts:
@@ -218,13 +217,13 @@ class ServerMachine:
         elif isinstance(message, RefuseView | ViewRefused | NewView) and sender != SCHEDULER:
             self.view_change.from_server(sender, message, out)
         elif sender != SCHEDULER:
-            out.append(declined("unexpected", sender, type(message).__name__))
+            out.append(Declined("unexpected", sender, type(message).__name__))
         elif isinstance(message, Drain):
             self.replication.begin_to_drain(message, out)
         elif isinstance(message, OpenShards | Freeze | NewView):
             self.view_change.from_scheduler(message, out)
         elif isinstance(message, ConfirmRows) and self._owes(message, out):
-            out.append(declined("too early", sender, "ConfirmRows"))
+            out.append(Declined("too early", sender, "ConfirmRows"))
         else:
             self.session.handle(message, now, out)
 

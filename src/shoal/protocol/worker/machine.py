@@ -53,6 +53,13 @@ from shoal.protocol.worker.routing import Router
 from shoal.protocol.worker.sender import Sender
 
 
+class LateReply(Note, frozen=True, tag="late"):
+    """A reply is ignored: its sub-request is not under way any more."""
+
+    seq: int
+    code: str
+
+
 class WorkerMachine:
     """Sends one caller's requests to servers, and resolves each request exactly once.
 
@@ -295,7 +302,7 @@ class WorkerMachine:
     ) -> None:
         answered = self._answered(sender, reply)
         if answered is None:
-            out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
+            out.append(LateReply(reply.seq, reply.code))
             return
         sub_request, part = answered
         part.heard(reply.reason or reply.code)
@@ -335,7 +342,7 @@ class WorkerMachine:
             self._sender.send_again(sub_request, part, now, out)
             return
         if payload is not None and (payload.revoked or payload is not part.sink):
-            out.append(Note("late", {"seq": reply.seq, "code": reply.code}))
+            out.append(LateReply(reply.seq, reply.code))
             return
         self._in_flight.land(sub_request, part)
         part.finish()

@@ -8,8 +8,8 @@ from typing import cast
 
 import msgspec
 
-from shoal.protocol.machine import Note
 from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.server.notes import RoundMerged
 from shoal.protocol.server.state.replica import NONE, Replica
 from shoal.protocol.views import FOREVER, NO_VIEW, ViewId
 from shoal.simulation.checkers.history import violated
@@ -55,12 +55,12 @@ class ClosedRounds:
                         merged = self._merged.get(fragment, [])
                         self._merged[fragment] = [m for m in merged if m.version <= replica.version]
 
-    def closed(self, machine: ServerMachine, note: Note, now: float) -> None:
+    def closed(self, machine: ServerMachine, note: RoundMerged, now: float) -> None:
         """Check `quorum`: a round closes when enough workers have passed it, for long enough.
 
         `rounds`: each fragment takes each round once, and in order.
         """
-        clocks, clock = machine.state.clocks.of(""), note.fields["clock"]
+        clocks, clock = machine.state.clocks.of(""), note.clock
         self._look(machine, now)
         passed = self._passed[machine.session.incarnation]
         since = min((at for at, reached in passed if reached > clock), default=inf)
@@ -68,7 +68,7 @@ class ClosedRounds:
             text = f"closes round {clock} at clocks {list(clocks.items())}"
             text = f"{machine.session.name} {text}, enough since {since:.3f}, now {now:.3f}"
             raise violated("quorum", text)
-        for workers, replica, version in note.fields["shards"]:
+        for workers, replica, version in note.shards:
             for fragment in _fragments(replica):
                 if self._views.get(fragment) != machine.session.view_id:
                     continue

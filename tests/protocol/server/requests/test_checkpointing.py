@@ -14,6 +14,7 @@ from shoal.protocol.messages.base import SCHEDULER, Part
 from shoal.protocol.messages.membership import ConfirmRows, NewView, RowsConfirmed
 from shoal.protocol.messages.replication import Replicate
 from shoal.protocol.server.chains.chain import Chains
+from shoal.protocol.server.notes import Unsaved
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.protocol.server.state.replica import Replica
@@ -239,8 +240,8 @@ def test_a_handler_that_fails_to_save_costs_its_checkpoint_only(of_a_handler):
     out = []
     of_a_handler(fails=True).reached(out)
     [note] = out
-    assert note.kind == "unsaved"
-    assert "failed in save: ValueError: disk of mine is full" in note.fields["reason"]
+    assert isinstance(note, Unsaved)
+    assert "failed in save: ValueError: disk of mine is full" in note.reason
 
 
 def test_a_handler_for_any_thread_is_saved_outside_of_the_loop(of_a_handler):

@@ -6,6 +6,7 @@ from shoal.errors import AccessFailed, InvariantBroken
 from shoal.protocol.machine import AwaitRoom, HangUp, HasRoom
 from shoal.protocol.messages.base import Part
 from shoal.protocol.messages.requests import Computing, Nudge, Probe, Reply
+from shoal.protocol.server.notes import PullWaits
 from shoal.protocol.server.requests.wait_queue import COMPUTING_S
 from shoal.protocol.views import FOREVER
 from shoal.tables.consistency import bsp, ssp
@@ -67,7 +68,7 @@ def test_a_fast_worker_waits_and_is_told_for_whom(rigs):
     assert server.ask(0, 0, clock=0, advance=1, pulls=PULL) == ["applied"]
     assert server.ask(0, 1, clock=1, advance=2, pulls=PULL) == []
     reason = "waits for clock 1 of worker-1 (at 0)"
-    assert server.notes("waiting") == [{"worker": 11}]
+    assert server.notes(PullWaits) == [PullWaits(worker=11)]
     assert server.machine.waiting()[0][1] == reason
     server.receive("worker-0", Probe((1, 1), 11, 1))
     assert server.sent(Reply)[0].code == "waiting"

@@ -10,6 +10,7 @@ from shoal.protocol.messages.admin import StatusRequest
 from shoal.protocol.messages.base import SCHEDULER, Part
 from shoal.protocol.messages.membership import Freeze, Frozen
 from shoal.protocol.messages.requests import Computing, Probe
+from shoal.protocol.server.notes import Kept
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.tables.consistency import asp, bsp
 
@@ -109,7 +110,7 @@ def test_a_push_to_busy_rows_is_kept_and_applied_after_that(server, rigs):
     work = offloaded(rig)
     push_large(rigs, rig, rank=1)
     assert not any(isinstance(each, Offload) for each in rig.effects)
-    assert rig.notes("kept")
+    assert rig.notes(Kept)
     rig.handle(Offloaded(work.ticket, work.work()))
     rig.handle(Ticked())
     end(rig, offloaded(rig))
@@ -214,7 +215,7 @@ def test_a_push_to_a_small_shard_that_is_being_saved_is_kept(server, rigs, monke
         rig.handle(Offloaded(work.ticket, work.work()))
     work = offloaded(rig)
     assert rig.ask(0, 1, rigs.as_bytes(1, 1, 1, 1), pushes=(SMALL,), clock=1) == []
-    assert rig.notes("kept")
+    assert rig.notes(Kept)
     end(rig, work)
     assert "accepted" in rig.codes("worker-0")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Effects, Note
+from shoal.protocol.machine import Effects
 from shoal.protocol.messages.base import Part
 from shoal.protocol.messages.replication import Replicate, StateChunk
 from shoal.protocol.server.chains.chain import Chains, Stage
 from shoal.protocol.server.chains.operations import Change, Operation
+from shoal.protocol.server.notes import Replayed
 from shoal.protocol.server.requests.requests import Requests
 from shoal.protocol.server.state.replica import NOT_BEGUN, Replica
 from shoal.protocol.server.state.request_log import RequestLog
@@ -84,7 +85,7 @@ class Replayer:
         if message.what == "round" and message.round >= 0:
             self._rounds.weigh(message.group, message.round, message.weight)
         self._chains.pass_on(message, out)
-        out.append(Note("replayed", {"message": message}))
+        out.append(Replayed(message))
 
     def _logs(self, message: Replicate) -> list[tuple[RequestLog, int]]:
         """Return the pushes of an operation that workers may send again."""

@@ -6,12 +6,12 @@ from shoal.protocol.machine import Arrival, Discard, Effects, Sink
 from shoal.protocol.messages.membership import Drain, GroupProgress, Synced
 from shoal.protocol.messages.replication import Replicate, ReplicateAck, StateChunk
 from shoal.protocol.server.chains.chain import Chains
+from shoal.protocol.server.notes import Declined
 from shoal.protocol.server.replication.drain import Drainer
 from shoal.protocol.server.replication.replay import Replayer
 from shoal.protocol.server.replication.scrub import Scrubber
 from shoal.protocol.server.replication.takeover import Takeover
 from shoal.protocol.server.replication.transfer import StateTransfer
-from shoal.protocol.server.requests.request_handler import declined
 from shoal.protocol.server.requests.requests import Requests
 from shoal.protocol.server.state.replicas import Moved
 from shoal.protocol.server.state.state import ServerState
@@ -87,7 +87,7 @@ class Replication:
     ) -> None:
         """Handle an operation, an acknowledgement or a chunk of this view from another server."""
         if self._admission.frozen or message.view != self._session.view_id:
-            out.append(declined("between servers", sender, type(message).__name__))
+            out.append(Declined("between servers", sender, type(message).__name__))
             if message.view > self._session.view_id:
                 self._session.ask_for_view(message.view, out)
             return

@@ -10,10 +10,11 @@ from __future__ import annotations
 from math import inf
 
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Effects, Note
+from shoal.protocol.machine import Effects
 from shoal.protocol.messages.replication import Replicate
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import Change, Check, Operation
+from shoal.protocol.server.notes import ReplicasCompared, ReplicasDiffer
 from shoal.protocol.server.state.replica import NONE, Replica
 from shoal.protocol.server.state.shard_store import Loads
 
@@ -82,8 +83,8 @@ class Scrubber:
             rows = KeyRange(part.start, part.stop)
             if replica.version == version and not shard.syncing:
                 same = shard.digest(rows, keys) == message.digest
-                fields = {"table": shard.spec.name, "rows": rows, "version": version}
-                out.append(Note("compared" if same else "differs", fields))
+                note = ReplicasCompared if same else ReplicasDiffer
+                out.append(note(shard.spec.name, rows, version))
             if replica.following != NONE:
                 views = tuple(memoryview(bytes(view)) for view in staged.views)
                 changes.append(Check(replica, part, version=version, buffers=views))

@@ -13,10 +13,11 @@ from math import inf
 import msgspec
 
 from shoal.errors import AccessFailed
-from shoal.protocol.machine import Effects, Note
+from shoal.protocol.machine import Effects
 from shoal.protocol.messages.replication import ReplicaHistory, SeenRequests, StateChunk
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import Chunk, StateTransferOperation
+from shoal.protocol.server.notes import Installed, Unmoved
 from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.server.state.replica import NOT_BEGUN, AppliedPart, Replica
 from shoal.protocol.server.state.request_log import RequestLog
@@ -84,7 +85,7 @@ class StateTransfer:
             piece = shard.snapshot(transfer.at, options.chunk_bytes)
         except AccessFailed as error:  # a user's handler failed: the replica stays syncing
             transfer.ended = True
-            out.append(Note("unmoved", {"rows": replica.rows, "reason": error.message}))
+            out.append(Unmoved(replica.rows, error.message))
             return
         transfer.chunk = Chunk(
             replica,
@@ -136,11 +137,11 @@ class StateTransfer:
         try:
             shard.install(loads[0])
         except AccessFailed as error:
-            out.append(Note("unmoved", {"rows": replica.rows, "reason": error.message}))
+            out.append(Unmoved(replica.rows, error.message))
             return
         replica.received_to(message.after)
         shard.sync(not message.last)
-        out.append(Note("installed", {"rows": replica.rows, "last": message.last}))
+        out.append(Installed(replica.rows, message.last))
 
     def _remember(self, past: ReplicaHistory, replica: Replica) -> None:
         logs = {log.incarnation: log for log in self._admission.logs.values()}

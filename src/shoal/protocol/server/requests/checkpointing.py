@@ -21,9 +21,10 @@ from typing import Any
 from shoal.errors import AccessFailed
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.protocol.consistency import Clocks
-from shoal.protocol.machine import Effects, Note, Save
+from shoal.protocol.machine import Effects, Save
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import Operation
+from shoal.protocol.server.notes import Unsaved
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.protocol.server.state.replica import Replica
 from shoal.protocol.server.state.shard_store import ShardStore
@@ -153,8 +154,7 @@ class Checkpointer:
         try:
             state, whole = self._long_work.do([replica], shard.copy_bytes, copy)
         except AccessFailed as error:  # a user's handler failed: that checkpoint stays incomplete
-            fields = {"rows": replica.rows, "clock": clock, "reason": error.message}
-            out.append(Note("unsaved", fields))
+            out.append(Unsaved(replica.rows, clock, error.message))
             return
         if whole:
             since, files = -1, 0

@@ -15,12 +15,13 @@ from functools import partial
 from itertools import repeat
 
 from shoal.errors import AccessFailed, InvariantBroken
-from shoal.protocol.machine import CopyOnWriteGuard, Effects, Note, Send
+from shoal.protocol.machine import CopyOnWriteGuard, Effects, Send
 from shoal.protocol.messages.reasons import bounded
 from shoal.protocol.messages.replication import What
 from shoal.protocol.messages.requests import Code, Probe, Reply, Request
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import NEW, Change, Operation
+from shoal.protocol.server.notes import PullWaits, Pushed, Served
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.protocol.server.requests.round_closing import RoundCloser
@@ -141,7 +142,7 @@ class Executor:
             at = request.seq, due - 1, weight, parts, request.clock
             self._rounds.add(Contribution(admitted.sender, log, *at))
         accepted = bool(waiting) or (known and log.is_open(request.seq))
-        out.append(Note("pushed", {"request": request, "accepted": accepted}))
+        out.append(Pushed(request, accepted))
         return accepted
 
     def _call(self, admitted: AdmittedRequest, out: Effects) -> None:
@@ -210,11 +211,11 @@ class Executor:
             return
         admitted.log.record(request.seq, "waiting")
         self.wait_queue.add_pull(pull)
-        out.append(Note("waiting", {"worker": request.incarnation}))
+        out.append(PullWaits(request.incarnation))
 
     def _serve(self, admitted: AdmittedRequest, out: Effects) -> None:
         buffers = self._staging.read(admitted)
-        out.append(Note("served", {"pulls": admitted.footprint.pulls}))
+        out.append(Served(admitted.footprint.pulls))
         weight = self._rounds.weight(admitted.log.group, read_clock(admitted.request) - 1)
         updates = self._staging.updates(admitted) if admitted.footprint.counts else -1
         self._answer(admitted, "applied", out, "", buffers, weight, updates)

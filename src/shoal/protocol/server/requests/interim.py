@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import deque
 
-from shoal.protocol.machine import Effects, Event, Note, Received, Send, Sink, Ticked
+from shoal.protocol.machine import Effects, Event, Received, Send, Sink, Ticked
 from shoal.protocol.messages.admin import StatusRequest
 from shoal.protocol.messages.base import Message
 from shoal.protocol.messages.replication import Replicate, ReplicateAck
 from shoal.protocol.messages.requests import Computing, Probe, Request
 from shoal.protocol.server.chains.chain import Chains
+from shoal.protocol.server.notes import HandledMeanwhile, Kept
 from shoal.protocol.server.requests.admission import Admission, lacks
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.protocol.server.requests.memory import TableMemory
@@ -72,10 +73,10 @@ class Interim:
         if not self._is_short(sender, message, behind):
             self._senders.add(sender)
             self.kept.append(event)
-            out.append(Note("kept", {"message": message}))
+            out.append(Kept(message))
             return False
         self.handled = True
-        out.append(Note("meanwhile", {"message": message}))
+        out.append(HandledMeanwhile(message))
         return True
 
     def keep(self, event: Event) -> None:

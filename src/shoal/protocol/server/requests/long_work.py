@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from greenlet import getcurrent, greenlet
 
-from shoal.protocol.machine import Effects, Note, Offload, Offloaded
+from shoal.protocol.machine import Effects, Offload, Offloaded
+from shoal.protocol.server.notes import Suspended
 from shoal.protocol.server.state.replica import Replica
 
 LONG_BYTES = 16 << 20  # a server moves them in some milliseconds
@@ -112,7 +113,7 @@ class LongWork:
             replica.shard.lend(True)
         self.busy = frozenset(replica.number for replica in replicas)
         self._ticket = next(self._tickets)
-        self._effects.append(Note("suspended", {"nbytes": nbytes}))
+        self._effects.append(Suspended(nbytes))
         ended: Offloaded = _to_the_loop(Offload(self._ticket, work))
         self.busy = frozenset()
         for replica in replicas:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from shoal.protocol.limits import REPEATS_MAX, WINDOW
-from shoal.protocol.machine import Effects, EventTrace, Note, Send, Sink
+from shoal.protocol.machine import Effects, EventTrace, Send, Sink
 from shoal.protocol.messages.requests import Computing, Nudge, Probe, Request
+from shoal.protocol.server.notes import Declined, Landed
 from shoal.protocol.server.requests.admission import TAKEN, Admission, Verdict
 from shoal.protocol.server.requests.executor import Executor
 from shoal.protocol.server.requests.staging import AdmittedRequest, RequestStaging
@@ -61,14 +62,14 @@ class RequestHandler:
         if not self._staging.land(payload):
             self._executor.reply(out, admitted.sender, admitted.request, "missing")
             return None
-        out.append(Note("landed", {"request": admitted.request}))
+        out.append(Landed(admitted.request))
         if not self._staging.end_stream(admitted):
             text = f"fragments of {admitted.request.describe()} were not applied"
             raise self._trace.broken(text)
         return admitted
 
     def _decline(self, sender: NodeId, request: Request, verdict: Verdict, out: Effects) -> None:
-        out.append(declined(verdict, sender, request.describe()))
+        out.append(Declined(verdict, sender, request.describe()))
         if verdict == "seen":
             self._tell_state(sender, request, out)
         elif verdict == "stale":
@@ -96,7 +97,7 @@ class RequestHandler:
         elif verdict == "stale":
             self._executor.reply(out, sender, probe, "stale")
         else:
-            out.append(declined(verdict, sender, probe.describe()))
+            out.append(Declined(verdict, sender, probe.describe()))
 
     def _tell_state(self, sender: NodeId, request: Request | Probe, out: Effects) -> None:
         """Reply with the state of a request; an urgent probe nudges workers that it waits for."""
@@ -114,8 +115,3 @@ class RequestHandler:
         if log is not None and log.incarnation == told.incarnation:
             others = self._executor.wait_queue.computes(told.incarnation)
             out.extend(Send(each.id, told) for each in others)
-
-
-def declined(kind: str, sender: NodeId, what: str) -> Note:
-    """Return the note that a message was declined."""
-    return Note("declined", {"kind": kind, "sender": sender, "what": what})

@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 from shoal.protocol.consistency import cover_group
-from shoal.protocol.machine import Effects, Note, Send
+from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages.requests import Reply
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import Change, Operation, RoundPushes
+from shoal.protocol.server.notes import RoundMerged
 from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.long_work import LongWork
@@ -97,8 +98,7 @@ class RoundCloser:
                 for some, numbers in (shards if ruled else ())
                 for replica in map(self._replicas.__getitem__, numbers)
             ]
-            fields = {"clock": clock, "pushes": len(merged), "group": group, "shards": told}
-            out.append(Note("closed", fields))
+            out.append(RoundMerged(clock, len(merged), group, told))
         for entry in delayed:
             self._do(self._push(entry), [entry], out)
 

@@ -8,8 +8,8 @@ from shoal.errors import ProcessDied, ShoalError
 from shoal.protocol.machine import Effects, Send
 from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.messages.membership import Freeze, Frozen, NewView, RefuseView, ViewRefused
+from shoal.protocol.server.notes import Declined
 from shoal.protocol.server.replication.replication import Replication
-from shoal.protocol.server.requests.request_handler import declined
 from shoal.protocol.server.requests.requests import Requests
 from shoal.protocol.server.state.replicas import Take
 from shoal.protocol.server.state.state import ServerState
@@ -65,7 +65,7 @@ class ViewAdoption:
             elif (view := self._session.adopt(message.view, out)) is not None:
                 self.adopt(view, out)
         else:
-            out.append(declined("unexpected", sender, "NewView"))
+            out.append(Declined("unexpected", sender, "NewView"))
         self.thaw_if_agreed(out)
 
     def _names(self, sender: NodeId, view: View) -> bool:
@@ -106,9 +106,9 @@ class ViewAdoption:
         """Adopt a view of the scheduler, unless it was refused or a newer one was promised."""
         view = message.view.id
         if self.refused(view, out):
-            out.append(declined("refused view", SCHEDULER, "NewView"))
+            out.append(Declined("refused view", SCHEDULER, "NewView"))
         elif view < self._admission.promised:
-            out.append(declined("older view", SCHEDULER, "NewView"))
+            out.append(Declined("older view", SCHEDULER, "NewView"))
         elif (adopted := self._session.handle(message, now, out)) is not None:
             self.adopt(adopted, out)
 

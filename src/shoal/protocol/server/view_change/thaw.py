@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from math import inf
 
-from shoal.protocol.machine import Effects, EventTime, Note, Send
+from shoal.protocol.machine import Effects, EventTime, Send
 from shoal.protocol.messages.membership import NewView, RefuseView, ViewRefused
+from shoal.protocol.server.notes import Thawed
 from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
@@ -88,7 +89,7 @@ class Thaw:
         view = self._view
         if view is None or not self.asks or self._awaited(view):
             return None
-        out.append(Note("thawed", {"view": view.id, "refused": self._asked}))
+        out.append(Thawed(view.id, self._asked))
         return view
 
     # ------------------------------------------------------------------ messages

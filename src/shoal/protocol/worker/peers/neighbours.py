@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from math import inf
 
 from shoal.errors import Cancelled, InvalidValue, ShoalError
-from shoal.protocol.machine import Arrival, Discard, Effects, Note, Outcome, Received, Resolve
+from shoal.protocol.machine import Arrival, Discard, Effects, Outcome, Received, Resolve, Unexpected
 from shoal.protocol.messages.base import Message
 from shoal.protocol.messages.collective import NeighbourAck, NeighbourPiece, NeighbourProbe
 from shoal.protocol.requests import NeighbourExchange, Neighbourhood, NeighbourValues
@@ -201,7 +201,7 @@ class Neighbours:
     def handle(self, message: FromNeighbour, event: Received, now: float, out: Effects) -> None:
         link = self._links.get(event.sender)
         if link is None:
-            out.append(Note("unexpected", {"message": type(message).__name__}))
+            out.append(Unexpected(type(message).__name__))
             return
         link.heard(now, out)
         if isinstance(message, NeighbourProbe):
@@ -304,7 +304,7 @@ class NeighbourExchanges:
         if named := self._named.get(message.name):
             named.handle(message, event, now, out)
         else:  # it comes before this worker's first exchange, and is not answered
-            out.append(Note("unexpected", {"message": type(message).__name__}))
+            out.append(Unexpected(type(message).__name__))
 
     def adopt(self, view: View, now: float, out: Effects) -> None:
         """Adopt the members of this worker's group; exchanges go on with them."""

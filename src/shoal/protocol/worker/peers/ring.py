@@ -28,12 +28,12 @@ from shoal.protocol.machine import (
     Detach,
     Discard,
     Effects,
-    Note,
     Outcome,
     Received,
     Resolve,
     Send,
     Sink,
+    Unexpected,
 )
 from shoal.protocol.messages.base import Message
 from shoal.protocol.messages.collective import MissingPieces, Piece, PieceProbe, SumAck, WorkerLeft
@@ -227,7 +227,7 @@ class Ring:
         if not isinstance(message, FromRing):
             return
         if not self._knows(sender, message, int(not isinstance(message, Piece | PieceProbe))):
-            out.append(Note("unexpected", {"message": type(message).__name__}))
+            out.append(Unexpected(type(message).__name__))
             return
         self._meet(sender, message, out)
         if isinstance(message, Piece):

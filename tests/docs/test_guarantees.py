@@ -1,4 +1,4 @@
-"""Guarantees: every line names what shows it, and everything that the page names exists."""
+"""Guarantees: every section names what shows it, and everything that the page names exists."""
 
 import ast
 import json
@@ -13,7 +13,8 @@ from tests.tools.losses import table
 
 PAGE = (ROOT / "docs/guarantees.md").read_text()
 SIMULATION = ROOT / "src/shoal/simulation"
-PROMISED = ("Reads", "Pushes", "Faults", "Data", "Groups", "Checkpoints", "Files")
+DEATHS = "When a member is considered dead"
+PROMISED = ("Reads", "Pushes", "Faults", DEATHS, "Data", "Groups", "Checkpoints", "Files")
 PLANTED = json.loads((ROOT / "tests/simulation/planted/pins.json").read_text()).keys()
 OPTIONS = {name for param in main.commands["chaos"].params for name in param.opts}
 
@@ -28,26 +29,26 @@ def checkers() -> set[str]:
 CHECKERS = checkers()
 
 
-def lines_of(page: str) -> dict[str, list[str]]:
-    """By heading: its bullets, each with the lines that continue it, and the rows of its tables."""
-    found: dict[str, list[str]] = {}
-    for section in re.split(r"^## ", page, flags=re.M)[1:]:
-        heading, _, text = section.partition("\n")
-        bullets = re.findall(r"^\* .*(?:\n  .*)*", text, re.M)
-        rows = [row for table in re.findall(r"(?:^\|.*\n)+", text, re.M) for row in cells(table)]
-        found[heading] = bullets + rows
+def parts_of(page: str) -> dict[str, tuple[str, dict[str, str]]]:
+    """By heading of level 2: the text before its sections, and the text of each section."""
+    found = {}
+    for part in re.split(r"^## ", page, flags=re.M)[1:]:
+        heading, _, text = part.partition("\n")
+        before, *sections = re.split(r"^### ", text, flags=re.M)
+        by_name = [section.partition("\n")[::2] for section in sections]
+        assert len({name for name, _ in by_name}) == len(by_name), (
+            f"two sections of one name: {heading}"
+        )
+        found[heading] = before, dict(by_name)
     return found
+
+
+def tables_of(text: str) -> list[str]:
+    return re.findall(r"(?:^\|.*\n)+", text, re.M)
 
 
 def cells(table: str) -> list[str]:
     return table.strip().split("\n")[2:]
-
-
-def evidence_of(line: str) -> str:
-    """What a line names as shown by; empty if it says nothing of that."""
-    if line.startswith("|"):
-        return line.rstrip(" |").rpartition(" | ")[2]
-    return line.partition("*Shown by*")[2] or line.partition("*Not tested.*")[1]
 
 
 def is_test(name: str) -> bool:
@@ -72,28 +73,80 @@ def problem_of(name: str) -> str:
     return "" if known else f"{name!r} is no checker and no planted bug that is caught"
 
 
-LINES = lines_of(PAGE.partition("## What checks this")[0])
+def problem_of_evidence(text: str, *, may_lack: bool = False) -> str:
+    """Return why a text is no evidence; empty if it is.
+
+    Evidence is names in backticks, with remarks in parentheses, and then what is not tested.
+    """
+    text = " ".join(text.split())
+    if text == "Not tested." and may_lack:
+        return ""
+    shown = re.sub(r"\s\([^)]*\)", "", text.partition("Not tested:")[0])
+    names = re.findall(r"`([^`]+)`", shown)
+    if not names:
+        return "names nothing that shows it"
+    if more := re.sub(r"`[^`]+`|[,.\s]", "", shown):
+        return f"has more than names: {more}"
+    return "; ".join(filter(None, map(problem_of, names)))
 
 
-def test_the_page_has_the_sections_that_promise_something():
-    assert set(PROMISED) <= LINES.keys()
-    assert all(len(LINES[heading]) >= 3 for heading in PROMISED)
+def problem_of_tables(text: str) -> str:
+    """Return which row of a table names no evidence in its last column; empty if there is none."""
+    for each in tables_of(text):
+        if not re.match(r"\|.*\| shown by \|\n", each):
+            return f"a table does not say what shows it: {each}"
+        for row in cells(each):
+            if why := problem_of_evidence(row.rstrip(" |").rpartition(" | ")[2]):
+                return f"{row}: {why}"
+    return ""
 
 
-@pytest.mark.parametrize("heading", LINES)
-def test_every_line_names_what_shows_it(heading):
-    for line in LINES[heading]:
-        evidence = evidence_of(line)
-        named = [each for each in re.findall(r"`([^`]+)`", evidence) if not problem_of(each)]
-        assert named or (evidence == "*Not tested.*" and heading not in PROMISED), line
+def problem_of_section(text: str, *, promised: bool) -> str:
+    """Return how a section differs from promise, bound and evidence; empty if it does not."""
+    before, *parts = re.split(r"^\*\*(\w+)\.\*\*", text, flags=re.M)
+    labels, texts = parts[::2], [part.strip() for part in parts[1::2]]
+    allowed = [["Promise", "Evidence"], ["Promise", "Bound", "Evidence"]]
+    if labels not in (allowed if promised else [*allowed, ["Bound", "Evidence"]]):
+        return f"has the parts {labels}"
+    if before.strip() or not all(texts):
+        return "has text without a label, or a label without text"
+    why = problem_of_evidence(texts[-1], may_lack=not promised)
+    return why or problem_of_tables("\n".join(texts) + "\n")
 
 
-@pytest.mark.parametrize("heading", LINES)
-def test_everything_that_is_named_exists(heading):
-    for line in LINES[heading]:
-        shown = re.split(r"; |\(", evidence_of(line))[0]  # what follows says what is not tested
-        for name in re.findall(r"`([^`]+)`", shown):
-            assert not problem_of(name), line
+def problem_of_intro(text: str) -> str:
+    """Return what is promised between a heading and its first section; empty if nothing is."""
+    if bullet := re.search(r"^ *[*-] .*", text, re.M):
+        return f"is in no section: {bullet[0]}"
+    return problem_of_tables(text)
+
+
+PARTS = parts_of(PAGE.partition("## What checks this")[0])
+SECTIONS = [(heading, name) for heading, (_, sections) in PARTS.items() for name in sections]
+
+
+def test_the_page_has_the_headings_that_promise_something():
+    assert set(PROMISED) <= PARTS.keys()
+    assert all(len(PARTS[heading][1]) >= 3 for heading in PROMISED)
+
+
+@pytest.mark.parametrize("heading", PARTS)
+def test_nothing_is_promised_before_the_sections(heading):
+    before, sections = PARTS[heading]
+    assert not problem_of_intro(before)
+    assert sections or tables_of(before)
+
+
+@pytest.mark.parametrize(("heading", "name"), SECTIONS)
+def test_every_section_names_what_shows_it_and_that_exists(heading, name):
+    assert not problem_of_section(PARTS[heading][1][name], promised=heading in PROMISED)
+
+
+def test_links_within_the_page_lead_to_headings():
+    headings = re.findall(r"^#+ (.*)", PAGE, re.M)
+    anchors = [re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings]
+    assert len(set(anchors)) == len(anchors)
+    assert set(re.findall(r"\]\(#([^)]*)\)", PAGE)) <= set(anchors)
 
 
 def test_the_matrix_of_losses_is_what_its_tool_expects():
@@ -101,12 +154,8 @@ def test_the_matrix_of_losses_is_what_its_tool_expects():
 
 
 def test_all_checkers_are_listed():
-    table = PAGE.partition("## What checks this")[2].partition("The faults")[0]
-    listed = [
-        name
-        for row in cells(table[table.index("|") :])
-        for name in re.findall(r"`([^`]+)`", row.split("|")[1])
-    ]
+    (table,) = tables_of(PAGE.partition("### Checkers\n")[2])
+    listed = [name for row in cells(table) for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
     assert sorted(listed) == sorted(set(listed))
     assert set(listed) == CHECKERS
 
@@ -132,12 +181,66 @@ def test_wrong_names_are_found(wrong):
     assert problem_of(wrong)
 
 
-def test_right_names_and_lines_are_found():
+def test_right_names_and_sections_are_found():
     assert not problem_of("shoal chaos --faults kill-server --early")
-    assert not problem_of("tests/docs/test_guarantees.py::test_right_names_and_lines_are_found")
-    assert lines_of("## A\n* one\\\n  two\n* three\n\n| a | b |\n|---|---|\n| c | `d` |\n") == {
-        "A": ["* one\\\n  two", "* three", "| c | `d` |"]
+    assert not problem_of("tests/docs/test_guarantees.py::test_right_names_and_sections_are_found")
+    page = "## A\none\n### B\n\ntwo\n\n### C\nthree\n## D\n| a |\n"
+    assert parts_of(page) == {
+        "A": ("one\n", {"B": "\ntwo\n\n", "C": "three\n"}),
+        "D": ("| a |\n", {}),
     }
-    assert evidence_of("* one\\\n  *Shown by* `x`.") == " `x`."
-    assert evidence_of("| c | `d` |") == "`d`"
-    assert not evidence_of("* one")
+
+
+BOUND = "**Promise.** It holds.\n\n**Bound.** It stops.\n\n**Evidence.** "
+TABLE = "| a | shown by |\n|---|---|\n| b | `lost` |\n"
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        "**Promise.** It holds.\n\n**Evidence.** `lost`.",
+        BOUND + "`lost` (of `any`, in part),\n`torn`. Not tested: that `save()` ends.",
+        f"**Promise.** It holds:\n\n{TABLE}\n**Evidence.** `lost`.",
+    ],
+)
+def test_a_right_section_has_no_problem(right):
+    assert not problem_of_section(right, promised=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "**Promise.** It holds.",
+        "**Promise.** It holds.\n\n**Bound.** It stops.",
+        "**Bound.** It stops.\n\n**Evidence.** `lost`.",
+        "**Evidence.** `lost`.",
+        "**Promise.** It holds.\n\n**Promise.** It too.\n\n**Evidence.** `lost`.",
+        "**Promise.**\n\n**Evidence.** `lost`.",
+        "It holds.\n\n**Promise.** It holds.\n\n**Evidence.** `lost`.",
+        f"**Promise.** It holds.\n\n{TABLE.replace('shown by', 'c')}\n**Evidence.** `lost`.",
+        f"**Promise.** It holds.\n\n{TABLE.replace('`lost`', 'c')}\n**Evidence.** `lost`.",
+        BOUND,
+        BOUND + "Not tested.",
+        BOUND + "Not tested: `lost`.",
+        BOUND + "(of `lost`).",
+        BOUND + "lost.",
+        BOUND + "`lost`, `never`.",
+        BOUND + "`lost` (in part), `never`.",
+        BOUND + "`lost`; `torn` if it is torn.",
+    ],
+)
+def test_a_wrong_section_is_found(wrong):
+    assert problem_of_section(wrong, promised=True)
+
+
+def test_what_stops_may_be_a_bound_that_is_not_tested():
+    assert not problem_of_section(
+        "**Bound.** It stops.\n\n**Evidence.** Not tested.", promised=False
+    )
+    assert problem_of_section("**Bound.** It stops.", promised=False)
+
+
+def test_promises_before_the_sections_are_found():
+    assert problem_of_intro("* It holds.\n")
+    assert problem_of_intro(TABLE.replace("`lost`", "`never`"))
+    assert not problem_of_intro(f"In short:\n\n{TABLE}")

@@ -6,7 +6,8 @@ import torch
 import shoal
 
 
-def fading(row, state, update, lr, decay, eps):
+@shoal.access_method("fading", state=lambda width: width + 1)
+def fading(row, state, update, lr=0.1, decay=0.99, eps=1e-10):
     width = row.size
     state[width] += 1
     for j in range(width):
@@ -14,10 +15,6 @@ def fading(row, state, update, lr, decay, eps):
         s = decay * state[j] + g * g
         state[j] = s
         row[j] -= lr * g / (np.sqrt(s) + eps)
-
-
-options = {"lr": 0.1, "decay": 0.99, "eps": 1e-10}
-shoal.access_method("fading", fading, state=lambda width: width + 1, options=options)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shoal.reports.events import Run, load_run
     from shoal.tables.consistency import asp, bsp, ssp
     from shoal.tables.custom.shard import handler
-    from shoal.tables.sparse.user_methods import access_method
+    from shoal.tables.own_methods import access_method
     from shoal.tables.spec import TableSpec
 
 _HOMES = {
@@ -54,7 +54,7 @@ _HOMES = {
     "shoal.reports.events": "Run load_run",
     "shoal.tables.consistency": "asp bsp ssp",
     "shoal.tables.custom.shard": "handler",
-    "shoal.tables.sparse.user_methods": "access_method",
+    "shoal.tables.own_methods": "access_method",
     "shoal.tables.spec": "TableSpec",
     "shoal.word2vec": "",
 }

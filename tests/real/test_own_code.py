@@ -15,7 +15,7 @@ METHOD = """
 
     print("loaded as", __name__, sys.argv[1:], file=sys.stderr)
 
-    def halving(row, state, update, factor):
+    def halving(row, state, update, factor=0.5):
         for j in range(row.size):
             row[j] = factor * (row[j] + update[j])
 
@@ -31,7 +31,7 @@ METHOD = """
 
     {end}
 """
-REGISTER = 'shoal.access_method("halving", halving, options={"factor": 0.5})'
+REGISTER = 'shoal.access_method("halving")(halving)'
 GUARDED = """if __name__ == "__main__":
         main()"""
 

@@ -11,7 +11,7 @@ from shoal.errors import InvalidValue
 from shoal.keys import KeyRange, split_evenly
 from shoal.storage.shards import SavedShards, save_shards
 from shoal.tables.opening import open_shard
-from shoal.tables.sparse.user_methods import access_method
+from shoal.tables.own_methods import access_method
 from shoal.tables.spec import Access, TableSpec
 from tests.storage.saving import DENSE, opened, rows_of, update
 
@@ -36,14 +36,14 @@ RATE = {"lr": 0.1, "schedule": "exponential", "schedule_gamma": 0.9}
 COUNTING = [Access("adam", {"lr": 0.1}), Access("sgd", {**RATE, "momentum": 0.9})]
 
 
-def fading(row, state, update, lr):
+@access_method("resumed.fading", state=lambda width: width + 1)
+def fading(row, state, update, lr=0.1):
     state[row.size] += 1
     for j in range(row.size):
         state[j] = 0.9 * state[j] + update[j] * update[j]
         row[j] -= lr / state[row.size] * update[j] / (1 + state[j])
 
 
-access_method("resumed.fading", fading, state=lambda width: width + 1, options={"lr": 0.1})
 ROW_METHODS = [
     *(Access(name) for name in ("adam", "ftrl", "adagrad")),
     *(Access(name, RATE) for name in ("sgd", "resumed.fading")),

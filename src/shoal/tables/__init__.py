@@ -12,6 +12,7 @@ from shoal.lazy import public
 
 if TYPE_CHECKING:
     from shoal.keys import KeyRange
+    from shoal.tables.access import AccessMethod
     from shoal.tables.consistency import Consistency, Cover, Quorum
     from shoal.tables.custom.calls import Pairs
     from shoal.tables.init import Init
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Access",
+    "AccessMethod",
     "Consistency",
     "Cover",
     "Init",
@@ -33,6 +35,7 @@ __getattr__, __dir__ = public(
     __name__,
     {
         "shoal.keys": "KeyRange",
+        "shoal.tables.access": "AccessMethod",
         "shoal.tables.consistency": "Consistency Cover Quorum",
         "shoal.tables.custom.calls": "Pairs",
         "shoal.tables.init": "Init",

@@ -78,8 +78,9 @@ RANGES = {
 class AccessMethod(ABC):
     """The base class of access methods: how an update changes rows, and the state for it.
 
-    A subclass defines `name`, `options` (every option with its default; a method with `lr` also
-    takes the options of schedules), `dtypes`, `state` and `apply`.
+    A subclass defines `apply`; `state` if it has any; `options` if it has any (every option with
+    its default; a method with `lr` also takes the options of schedules); and `dtypes` if it does
+    not support all. `shoal.access_method` registers it, under a name.
 
     Args:
         options: the options of the table's `Access`; missing ones take their defaults.
@@ -102,8 +103,8 @@ class AccessMethod(ABC):
     """
 
     name: ClassVar[str]
-    options: ClassVar[Options]
-    dtypes: ClassVar[frozenset[str]]
+    options: ClassVar[Options] = {}
+    dtypes: ClassVar[frozenset[str]] = ANY_DTYPE
     scalars: ClassVar[frozenset[str]] = frozenset()  # slots with one number for all rows
 
     def __init__(self, options: Options) -> None:
@@ -127,12 +128,12 @@ class AccessMethod(ABC):
             raise unknown(f"slot of {self.name}", slot, state)
         return state[slot]
 
-    @abstractmethod
     def state(self) -> dict[str, float]:
-        """Return the slots that these options need, with their initial values.
+        """Return the slots that these options need, with their initial values; none by default.
 
         They depend on `settings` alone: a base class may call this in its constructor.
         """
+        return {}
 
     @abstractmethod
     def apply(
@@ -193,13 +194,7 @@ def require_alike(owner: str, rows: Tensor, update: Tensor) -> None:
 class ValueMethod(AccessMethod):
     """An access method whose update is a value. It has no options and no state."""
 
-    options: ClassVar[Options] = {}
-    dtypes = ANY_DTYPE
     change: ClassVar[Callable[[Tensor, Tensor], Tensor]]  # (rows, update)
-
-    @final
-    def state(self) -> dict[str, float]:
-        return {}
 
     @final
     def apply(

@@ -8,15 +8,17 @@ import pytest
 from shoal.errors import AccessFailed, InvalidValue, UnknownName
 from shoal.keys import KeyRange
 from shoal.tables.init import Init
+from shoal.tables.own_methods import access_method
 from shoal.tables.sparse.optimizers import row_method_of
 from shoal.tables.sparse.shard import SparseShard
-from shoal.tables.sparse.user_methods import _may_raise, access_method
+from shoal.tables.sparse.user_methods import _may_raise
 from shoal.tables.spec import SLOTS, Access, TableSpec
 
 WIDTH = 3
 
 
-def fading(row, state, update, lr, decay):
+@access_method("t.fading", state=lambda width: width + 1)
+def fading(row, state, update, lr=0.1, decay=0.9):
     state[row.size] += 1
     for j in range(row.size):
         s = decay * state[j] + update[j] * update[j]
@@ -24,6 +26,7 @@ def fading(row, state, update, lr, decay):
         row[j] -= lr * update[j] / np.sqrt(s)
 
 
+@access_method("t.picky", state=lambda width: 1)
 def picky(row, state, update):
     row[0] += update[0]
     state[0] += 1
@@ -60,11 +63,9 @@ def shy(row, state, out):
     out[:] = row
 
 
-access_method("t.shy", plain, read=shy, state=lambda width: 1)
-access_method("t.fading", fading, state=lambda width: width + 1, options={"lr": 0.1, "decay": 0.9})
-access_method("t.picky", picky, state=lambda width: 1)
-access_method("t.by_key", plain, init=by_key, state=lambda width: 1)
-access_method("t.largest", plain, merge=largest, read=squared)
+access_method("t.shy", read=shy, state=lambda width: 1)(plain)
+access_method("t.by_key", init=by_key, state=lambda width: 1)(plain)
+access_method("t.largest", merge=largest, read=squared)(plain)
 
 
 def spec(name, **more):
@@ -198,18 +199,21 @@ def half(row, state, out):
     ],
 )
 def test_a_wrong_method_is_refused_when_its_table_is_opened(functions, words):
-    access_method("t.bad", **functions)
+    apply = functions.pop("apply")
+    access_method("t.bad", **functions)(apply)
     with pytest.raises(InvalidValue, match=words):
         row_method_of(spec("t.bad"))
 
 
 def test_a_methods_name_and_options_are_checked():
     with pytest.raises(InvalidValue, match="'adagrad' is built in"):
-        access_method("adagrad", plain)
+        access_method("adagrad")(plain)
     with pytest.raises(InvalidValue, match="lr has to be the first"):
-        access_method("t.bad", plain, options={"decay": 1, "lr": 2})
-    with pytest.raises(InvalidValue, match="decay is a number, not 'x'"):
-        access_method("t.bad", plain, options={"decay": "x"})
+        access_method("t.bad")(lambda row, state, update, decay=1, lr=2: None)
+    with pytest.raises(InvalidValue, match=r"decay of apply is an option .* not 'x'"):
+        access_method("t.bad")(lambda row, state, update, decay="x": None)
+    with pytest.raises(InvalidValue, match=r"decay of apply is an option .* not none"):
+        access_method("t.bad")(lambda row, state, update, decay: None)
     with pytest.raises(UnknownName, match="--import MODULE"):
         row_method_of(spec("t.nobody"))
     with pytest.raises(UnknownName, match="decay2"):

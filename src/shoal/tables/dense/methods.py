@@ -17,6 +17,7 @@ _VALUES = (Sum, Assign)
 _GRADIENTS = (SGD, Adagrad, RMSprop, Adadelta, Adam, NAdam, RAdam, Adamax, ASGD, Rprop)
 for _method in (*_VALUES, *_GRADIENTS):
     access_methods.add(_method.name, _method)
+BUILT_IN = frozenset(access_methods)
 
 
 def make(access: Access) -> AccessMethod:

@@ -1,6 +1,6 @@
 """User-defined access methods: small functions on one row, compiled into a table's loops.
 
-    apply(row, state, update, *options)     applies a push to a row and its state
+    apply(row, state, update, lr=0.1, ...)  applies a push to a row and its state
     init(key, seed, row, state)             initialises a new row, after the table's Init and zeros
     read(row, state, out)                   fills a pull; copies the row by default
     merge(into, update, factor)             merges pushes of a row; by default into += factor update
@@ -18,7 +18,8 @@ with a backup of the rows, so that they can be restored; other functions cost no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from inspect import signature
 from typing import Any, ClassVar
 
 import numba
@@ -41,80 +42,44 @@ cgutils: Any = numba_cgutils
 populate_array: Any = arrayobj.populate_array
 
 
-def access_method(
-    name: str,
-    apply: Function,
-    *,
-    state: Callable[[int], int] = lambda width: 0,
-    options: Options | None = None,
-    init: Function | None = None,
-    read: Function | None = None,
-    merge: Function | None = None,
+def add_row_method(
+    name: str, apply: Function, state: Callable[[int], int], others: Mapping[str, Function]
 ) -> None:
-    """Register an access method (server-side optimizer) for sparse tables, from functions on a row.
+    """Register an access method of sparse tables, as `shoal.access_method` describes it.
 
-    Rows, states and updates are flat arrays of the table's dtype, float32 or float64; the functions
-    work in place. Call it at the top level of a module that servers import: `shoal run --import
-    MODULE` or `shoal.init(imports=[MODULE])`.
-
-    Args:
-        name: the name for the table's `Access`; not a built-in method's.
-        apply: apply(row, state, update, *options) applies a push to a row.
-        state: the number of elements of a row's state, from that of the row; 0 by default.
-        options: the names and defaults of numeric options, which `apply` receives in this order.
-            `lr` has to come first; it may have a schedule.
-        init: init(key, seed, row, state) initialises a new row.
-        read: read(row, state, out) fills a pull; copies the row by default.
-        merge: merge(into, update, factor) merges pushes of one row; adds them by default.
-
-    Raises:
-        InvalidValue: the name is a built-in method's, an option is no number, or `lr` is not the
-            first option.
-
-    Example:
-        AdaGrad whose sums of squares decay, with a count of a row's updates:
-
-        >>> import numpy as np
-        >>> def fading(row, state, update, lr, decay, eps):
-        ...     width = row.size
-        ...     state[width] += 1
-        ...     for j in range(width):
-        ...         g = update[j]
-        ...         s = decay * state[j] + g * g
-        ...         state[j] = s
-        ...         row[j] -= lr * g / (np.sqrt(s) + eps)
-        >>> options = {"lr": 0.1, "decay": 0.99, "eps": 1e-10}
-        >>> access_method("fading", fading, state=lambda width: width + 1, options=options)
-        >>> from shoal.tables.spec import Access
-        >>> fast = Access("fading", {"lr": 0.5})
-        >>> spec = TableSpec("t", row_shape=(4,), kind="sparse", access=fast)
-
-    References:
-        Li et al. 2014, section 3.5 (user-defined functions on servers).
+    others:  the functions "init", "read" and "merge", where the method has them
     """
     if name in row_methods and not issubclass(row_methods[name], CustomRows):
         raise InvalidValue(f"access method {name!r} is built in; choose another name")
-    given = dict(options or {})
-    for option, value in given.items():
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise InvalidValue(
-                f"access method {name!r}: option {option} is a number, not {value!r}"
-            )
-    if "lr" in given and next(iter(given)) != "lr":
-        raise InvalidValue(f"access method {name!r}: lr has to be the first of its options")
-    functions = {"apply": apply, "init": init, "read": read, "merge": merge}
+    options = _options(name, apply)
     body = {
         "name": name,
-        "options": {**given, **(SCHEDULE_OPTIONS if "lr" in given else {})},
-        "scalars": tuple(option for option in given if option != "lr"),
+        "options": {**options, **(SCHEDULE_OPTIONS if "lr" in options else {})},
+        "scalars": tuple(option for option in options if option != "lr"),
         "state_of": staticmethod(state),
-        "functions": {key: value for key, value in functions.items() if value is not None},
+        "functions": {"apply": apply, **others},
     }
     row_methods.add(name, type(f"{name}_rows", (CustomRows,), body), again=True)
 
 
+def _options(name: str, apply: Function) -> dict[str, Any]:
+    """Return the options of an access method: its parameters after `update`, with defaults."""
+    options = [*signature(apply).parameters.values()][3:]
+    for each in options:
+        if not isinstance(each.default, int | float) or isinstance(each.default, bool):
+            given = "none" if each.default is each.empty else repr(each.default)
+            raise InvalidValue(
+                f"access method {name!r}: parameter {each.name} of apply is an option and needs a "
+                f"number as its default, such as {each.name}=0.1, not {given}"
+            )
+    found = {each.name: each.default for each in options}
+    if "lr" in found and next(iter(found)) != "lr":
+        raise InvalidValue(f"access method {name!r}: lr has to be the first of its options")
+    return found
+
+
 class CustomRows(RowMethod):
-    """A row method whose loops call a user's functions; `access_method` makes its subclasses."""
+    """A row method whose loops call a user's functions; `add_row_method` makes its subclasses."""
 
     at_once = 0  # all rows change before any is read: a push whose function raises is undone
     functions: ClassVar[dict[str, Function]]

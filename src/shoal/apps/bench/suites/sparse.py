@@ -31,11 +31,11 @@ from shoal.apps.bench.suites import growth as growing
 from shoal.client.client import Client
 from shoal.node.future import Future
 from shoal.storage.run_folder import RunFolder
+from shoal.tables.own_methods import access_method
 from shoal.tables.sparse.index import KeyIndex
 from shoal.tables.sparse.optimizers import RowMethod, row_method_of
 from shoal.tables.sparse.shard import SparseShard
-from shoal.tables.sparse.user_methods import access_method
-from shoal.tables.spec import Access, Options, TableSpec
+from shoal.tables.spec import Access, TableSpec
 
 RESIDENT = 1_000_000
 KEYS = 10_000
@@ -65,7 +65,10 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     yield from growing.rows(folder, rounds)
 
 
-def fading(row: Any, state: Any, update: Any, lr: Any, decay: Any, eps: Any) -> None:
+@access_method("bench.fading", state=lambda width: width + 1)
+def fading(
+    row: Any, state: Any, update: Any, lr: float = 0.1, decay: float = 0.99, eps: float = 1e-10
+) -> None:
     """Apply AdaGrad with a decay and a count per row, as an access method of a user does."""
     width = row.size
     state[width] += 1
@@ -78,8 +81,6 @@ def fading(row: Any, state: Any, update: Any, lr: Any, decay: Any, eps: Any) -> 
 
 def _own_method(batches: list[np.ndarray], rounds: int) -> Row:
     """Measure updates by a user's method and by the built-in one, of records in the same memory."""
-    options: Options = {"lr": 0.1, "decay": 0.99, "eps": 1e-10}
-    access_method("bench.fading", fading, state=lambda width: width + 1, options=options)
     own = replace(SPEC, access=Access("bench.fading"))
     stride = 2 * WIDTH + 1
     memory = np.ones(RESIDENT * stride, np.float32)

@@ -100,9 +100,17 @@ def death_is_not_noticed():
         yield
 
 
+@contextmanager
+def farewell_before_the_next_worker_has_its_sum():
+    """A worker finishes when its own sums are complete; its process may end then."""
+    with patch.object(Ring, "settled", property(lambda self: True)):
+        yield
+
+
 @pytest.mark.parametrize(
     "planted",
     [
+        farewell_before_the_next_worker_has_its_sum,
         piece_added_twice,
         done_before_it_is_taken,
         partial_sum_passed_on_as_whole,

@@ -111,6 +111,10 @@ class WorkerMachine:
         elif not self.peers.handle(event, now, out):
             self._handle(event, now, out)
             self.peers.go_on(event, now, out)
+        if self._leaving and self._settled:
+            self._leave(now, out)
+        if self.session.ended:
+            self._end(out)
         return out
 
     def _handle(self, event: Event, now: float, out: Effects) -> None:
@@ -132,10 +136,6 @@ class WorkerMachine:
             self.session.peer_lost(event.node, now, event.closed)
             self._in_flight.peer_lost(event.node, now + self.options.behind_s)
             self._sender.wake(now + self.options.behind_s)
-        if self._leaving and self._in_flight.settled:
-            self._leave(now, out)
-        if self.session.ended:
-            self._end(out)
 
     def deadline(self) -> float | None:
         at = min(self.session.deadline(), self._sender.wakes_at)
@@ -437,11 +437,16 @@ class WorkerMachine:
         self._sender.probe_all(now, out)
         self._pump(now, out)
 
+    @property
+    def _settled(self) -> bool:
+        """Whether nobody needs this worker any more for what its caller believes to be done."""
+        return self._in_flight.settled and (self.peers is None or self.peers.settled)
+
     def _leave(self, now: float, out: Effects) -> None:
         """Tell the scheduler that this worker has finished.
 
         The servers have its clocks: a new head that lacked them would hold up the other workers,
-        and nobody would repeat them.
+        and nobody would repeat them. The next worker of the ring has its values.
         """
         leaving, self._leaving = self._leaving, []
         for request_id in leaving:

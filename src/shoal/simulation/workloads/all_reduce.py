@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from shoal.protocol.requests import AwaitView, EnterBarrier, FinishWork, Reduce
+from shoal.protocol.requests import AwaitView, Reduce
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
@@ -49,8 +49,7 @@ class RingScenario(PeersScenario):
             if outcome.error is not None:
                 self.failed[node] = outcome.error.message
                 return
-        yield EnterBarrier("end")
-        yield FinishWork()
+        yield from self.finish(node)
 
     def check_end(self) -> None:
         """Check that every sum is exact, no worker still waits, and failures name a reason."""

@@ -15,8 +15,6 @@ import numpy as np
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import (
     AwaitView,
-    EnterBarrier,
-    FinishWork,
     NeighbourExchange,
     Neighbourhood,
     Reduce,
@@ -76,8 +74,7 @@ class NeighboursScenario(PeersScenario):
             if outcome.error is not None:
                 self.failed[node] = outcome.error.message
                 return
-        yield EnterBarrier("end")
-        yield FinishWork()
+        yield from self.finish(node)
 
     def _exchange(self, node: NodeId, rank: int, phase: int, number: int) -> Answered:
         """Send a version, and take the versions of the neighbours."""

@@ -9,6 +9,7 @@ from random import Random
 import numpy as np
 
 from shoal.protocol.messages.base import SCHEDULER
+from shoal.protocol.requests import EnterBarrier, FinishWork
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.session import Session
@@ -25,6 +26,7 @@ from shoal.simulation.world import World
 PIECE_BYTES, GATHERED_BYTES = 256, 60  # small: several pieces, and both algorithms
 BREAKS = 6
 KILLED = 0.25  # share of the seeds in which a worker crashes
+PARTS = 0.5  # share of the seeds in which each worker ends by itself, not with the others
 
 
 class PeersScenario(ABC):
@@ -32,6 +34,7 @@ class PeersScenario(ABC):
 
     Attributes:
         victim: the worker that crashes, or "".
+        parts: whether a worker that has finished ends, and does not wait for the others.
         failed: the reasons why workers have failed, by node.
         limit_s, most_events: the limits of a run, in seconds and in events.
     """
@@ -71,6 +74,7 @@ class PeersScenario(ABC):
             peers = Peers(session, options, PIECE_BYTES, GATHERED_BYTES)
             machine = WorkerMachine(session, options, peers)
             world.add(node, machine, self.program(node, machine, Random(seed * 31 + index)))
+        self.parts = Random(seed * 7919 + 5).random() < PARTS
         self.victim = ""
         if random.random() < KILLED:
             self.victim = f"worker-{random.randrange(workers)}"
@@ -78,6 +82,14 @@ class PeersScenario(ABC):
         for _ in range(BREAKS):
             ends = [f"worker-{index}" for index in random.sample(range(workers), 2)]
             world.at(0.2 + 3 * random.random(), partial(world.break_connection, *ends))
+
+    def finish(self, node: NodeId) -> Program:
+        """Finish the work of a worker; its process ends then, or with all others."""
+        if not self.parts:
+            yield EnterBarrier("end")
+        yield FinishWork()
+        if self.parts:
+            self.world.at(self.world.now, partial(self.world.crash, node))
 
     @abstractmethod
     def program(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:

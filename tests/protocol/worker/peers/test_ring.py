@@ -6,8 +6,14 @@ import pytest
 from shoal.errors import InvalidValue
 from shoal.protocol.machine import Asked, Discard, PeerLost, Received, Resolve, Send, Ticked
 from shoal.protocol.messages.base import SCHEDULER
-from shoal.protocol.messages.collective import MissingPieces, Piece, PieceProbe, WorkerLeft
-from shoal.protocol.messages.membership import HeartbeatSeen, Joined, NewView
+from shoal.protocol.messages.collective import (
+    MissingPieces,
+    Piece,
+    PieceProbe,
+    SumAck,
+    WorkerLeft,
+)
+from shoal.protocol.messages.membership import Finish, HeartbeatSeen, Joined, NewView
 from shoal.protocol.requests import Cancel, FinishWork, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
@@ -166,6 +172,43 @@ def test_messages_that_no_neighbour_sends_are_refused(machine):
     ):
         assert says in machine.problem_of(Received("w-1", message))
     assert machine.problem_of(Received("w-1", WorkerLeft(ring, "worker-1", 0))) == ""
+
+
+def gathered(machine, number=0):
+    """A small sum that is complete here, and that the next worker has not acknowledged."""
+    values = np.ones(4, np.float32)
+    machine.handle(Asked(number + 1, reduce_of(values)), 0.0)
+    message = Piece(machine.peers.ring._name, number, 0, True, values.nbytes)
+    sink = machine.arriving("w-1", message, values.nbytes)
+    sink.landed = len(sink.views)
+    return machine.handle(Received("w-1", message, sink), 0.1)
+
+
+@pytest.mark.parametrize("how", ["taken", "left", "finished"])
+def test_a_worker_finishes_once_the_next_one_has_its_values(machine, how):
+    """What it sent before the next worker asked for the sum was dropped, and is asked for again."""
+    assert [e.request_id for e in gathered(machine) if isinstance(e, Resolve)] == [1]
+    ring = machine.peers.ring._name
+    effects = machine.handle(Asked(9, FinishWork()), 0.2)
+    assert not sent(effects, Finish)
+    assert sent(effects, PieceProbe) == [PieceProbe(ring, 0, 1)]
+    effects = machine.handle(Received("w-1", MissingPieces(ring, 0, (), (1,), 1)), 0.3)
+    assert [piece.piece for piece in sent(effects, Piece)] == [1]
+    assert not sent(effects, Finish)
+    event = {
+        "taken": Received("w-1", SumAck(ring, 0)),
+        "left": Received("w-1", WorkerLeft(ring, "worker-1", 1)),
+        "finished": Received(SCHEDULER, HeartbeatSeen(("worker-1",))),
+    }[how]
+    assert sent(machine.handle(event, 0.4), Finish) == [Finish(11, (1, 1))]
+
+
+def test_a_worker_that_leaves_is_told_at_once_that_its_values_are_here(machine):
+    """It waits for that; usually one acknowledgement in eight sums is enough."""
+    gathered(machine)
+    assert not sent(gathered(machine, 1), SumAck)
+    machine.handle(Received("w-1", WorkerLeft(machine.peers.ring._name, "worker-1", 3)), 0.2)
+    assert sent(gathered(machine, 2), SumAck) == [SumAck(machine.peers.ring._name, 2)]
 
 
 def test_a_worker_that_finishes_says_so_in_the_ring_of_a_later_view_too(machine):

@@ -64,6 +64,11 @@ class Peers:
         """The payload bytes received from other workers so far."""
         return self.ring.bytes_received + self.neighbours.bytes_received
 
+    @property
+    def settled(self) -> bool:
+        """Whether no other worker needs this one for an exchange that is resolved here."""
+        return self.ring.settled
+
     def arriving(self, sender: NodeId, message: Piece | NeighbourPiece, nbytes: int) -> Arrival:
         """Return where the values of another worker go."""
         if isinstance(message, Piece):

@@ -128,10 +128,21 @@ class Ring:
         """Record the workers that have finished according to the scheduler."""
         self._ended.update(finished)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the next worker has all that it needs of the sums that are complete here."""
+        if not any(one.complete for one in self._sums.values()):
+            return True
+        after = self._neighbours()[1].name
+        return after in self.left or after in self._ended
+
     def leave(self, out: Effects) -> None:
         """Tell the others that this worker has finished, so that they do not wait for it."""
         if len(self._members) > 1:
             self._tell_left(WorkerLeft(self._name, self._session.name, self._asked), "", out)
+            for number, one in self._sums.items():
+                if one.complete:  # gathered, and perhaps not acknowledged
+                    self._probe(number, one, out)
 
     def _tell_left(self, message: WorkerLeft, but: NodeId, out: Effects) -> None:
         self.left[message.name] = message.asked
@@ -364,7 +375,8 @@ class Ring:
             if one.gathered:
                 one.add_up()
                 self._resolve(one, out)
-            if not one.gathered or number % TOLD_EVERY == 0:
+            before = self._neighbours()[0].name
+            if not one.gathered or number % TOLD_EVERY == 0 or before in self.left:
                 self._tell(out)
         if one.taken:
             self._end(number, out)

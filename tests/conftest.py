@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def launchers_are_forked() -> Iterator[None]:
+def processes_are_forked() -> Iterator[None]:
     """Runs of tests start without importing torch, unless SHOAL_ZYGOTE=off or for coverage."""
     off = {"COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG", "SHOAL_ZYGOTE"}
     if off & os.environ.keys():  # coverage follows processes from their start
@@ -42,8 +42,8 @@ def launchers_are_forked() -> Iterator[None]:
 
 
 @pytest.fixture
-def launchers_are_those_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Launchers are new processes, for tests of how they start and what they import."""
+def processes_are_those_of_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are started anew, for tests of how they start and what they import."""
     monkeypatch.delenv("SHOAL_ZYGOTE", raising=False)
 
 

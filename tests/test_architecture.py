@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,13 +43,18 @@ MODULES = sorted(ROOT.rglob("*.py"))
 FORBIDDEN = {"time", "random", "socket", "threading", "asyncio", "os"}
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def room_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -56,10 +62,11 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+@cache
 def imported_modules(path: Path) -> set[str]:
     """The modules of Shoal that a file imports, by full name; a package's own name for its init."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -130,6 +137,7 @@ def inside(folder: str, graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return found
 
 
+@cache
 def module_graph() -> dict[str, set[str]]:
     graph = {name: imported_modules(path) - {name, "shoal"} for name, path in NAMES.items()}
     del graph["shoal"]  # loads the public names when they are first used
@@ -175,7 +183,7 @@ def careless_calls(tree: ast.Module) -> list[int]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_constructors_have_few_arguments_and_none_is_splatted(path):
-    assert careless_calls(ast.parse(path.read_text())) == []
+    assert careless_calls(tree_of(path)) == []
 
 
 @pytest.mark.parametrize(
@@ -229,7 +237,7 @@ def test_protocol_and_strategies_use_no_clock_no_randomness_and_no_io(room):
     for path in (ROOT / room).rglob("*.py"):
         roots = {name.split(".")[0] for name in imports(path)}
         assert not roots & FORBIDDEN, f"{path}: {roots & FORBIDDEN}"
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             looped = node.iter if isinstance(node, ast.For | ast.comprehension) else None
             is_set = isinstance(looped, ast.Set | ast.SetComp) or (
                 isinstance(looped, ast.Call)
@@ -278,7 +286,7 @@ def test_only_tables_and_the_layout_know_the_bytes_of_a_row():
     """All others ask `Layout`: a codec that changes them has one place to change."""
     for path in MODULES:
         if room_of(path) != "tables" and path != ROOT / "protocol" / "layout.py":
-            assert not list(sizes_of_rows(ast.parse(path.read_text()))), path
+            assert not list(sizes_of_rows(tree_of(path))), path
 
 
 def test_a_size_of_rows_is_found():
@@ -290,7 +298,7 @@ def test_nothing_is_unpickled_or_evaluated():
     for path in MODULES:
         roots = {name.split(".")[0] for name in imports(path)}
         assert not roots & {"pickle", "marshal", "dill", "cloudpickle", "shelve"}, path
-        assert not list(executes(ast.parse(path.read_text()))), path
+        assert not list(executes(tree_of(path))), path
 
 
 @pytest.mark.parametrize(
@@ -317,6 +325,7 @@ def test_what_does_not_is_left_alone(source):
     assert not list(executes(ast.parse(source)))
 
 
+@pytest.mark.usefixtures("processes_are_those_of_users")
 @pytest.mark.parametrize(
     ("modules", "absent"),
     [
@@ -340,7 +349,7 @@ FUNCTION_LINES = 70
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_functions_are_within_their_length_limit(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef):
             body = node.body[1:] if ast.get_docstring(node) else node.body
             lines = node.end_lineno - body[0].lineno + 1 if body else 0
@@ -351,7 +360,7 @@ def test_functions_are_within_their_length_limit(path):
 def test_protocol_and_strategies_have_no_mutable_module_state(room):
     makers = {"dict", "list", "set", "defaultdict", "Counter", "deque", "count"}
     for path in (ROOT / room).rglob("*.py"):
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         assert not any(isinstance(node, ast.Global) for node in ast.walk(tree)), path
         for node in tree.body:
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.engines.roles import advertised
 
-pytestmark = pytest.mark.usefixtures("launchers_are_those_of_users")
+pytestmark = pytest.mark.usefixtures("processes_are_those_of_users")
 
 
 def launcher(tmp_path):

@@ -263,7 +263,9 @@ def test_a_script_joins_as_a_group(run, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["0 1 ['', 'guests'] ['/w']", "stepped"]
-    assert any(spec.name.startswith("guests/") for spec in first.view.tables)
+    assert first.await_until(
+        lambda: any(spec.name.startswith("guests/") for spec in first.view.tables), 5.0
+    )
     wrong = subprocess.run(
         [*command, "--group", "a b", str(script)], capture_output=True, text=True, timeout=60
     )

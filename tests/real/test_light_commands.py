@@ -10,7 +10,7 @@ import pytest
 
 from shoal.cli import main
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("launchers_are_those_of_users")]
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("processes_are_those_of_users")]
 MOMENTS = Path(__file__).parent / "moments.py"
 SCRIPT = """
 import shoal, torch

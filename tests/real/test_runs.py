@@ -22,7 +22,7 @@ from tests.transport.rigs import free_port
 
 SHOAL = [sys.executable, "-m", "shoal"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("launchers_are_those_of_users")]
+pytestmark = pytest.mark.real
 
 
 def command(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -50,6 +50,7 @@ def training(folder: Path, words: str) -> Iterator[subprocess.Popen[str]]:
         yield run
 
 
+@pytest.mark.usefixtures("processes_are_those_of_users")
 @pytest.mark.parametrize(
     "strategy", [["sync"], ["ssp", "--staleness", "1"], ["asgd"], ["allreduce"]], ids=lambda s: s[0]
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.real, pytest.mark.usefixtures("launchers_are_those_of_users")]
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("processes_are_those_of_users")]
 MOMENTS = Path(__file__).parent / "moments.py"
 SCRIPT = "import shoal\nif __name__ == '__main__':\n    shoal.init()\n"
 BEFORE, AFTER = "interrupted", "interrupted: every process of the run has been ended"

@@ -1,10 +1,12 @@
-"""The zygote of a process of tests imports torch once, and forks the launchers of their runs."""
+"""The zygote of tests imports torch once, and forks the Python processes that they start."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -13,7 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+
+from tests.zygote.sitecustomize import ZYGOTE, at_import, began_with, install
 
 HERE = Path(__file__).parent
 PRELOADED = (
@@ -24,19 +27,20 @@ PRELOADED = (
     "shoal.tables.sparse.jit:warm",
     "shoal.protocol.server.machine",
     "shoal.apps.train.worker",
+    "shoal.apps.train.command",
     "shoal.apps.script",
+    "shoal.cli",
 )
 
 
 @contextmanager
 def zygote(folder: Path) -> Iterator[None]:
-    """Have the launchers of this process, and of those that it starts, forked from a zygote."""
-    from tests.zygote import sitecustomize
-
+    """Have the Python processes that this one and its children start forked from a zygote."""
     path = folder / "zygote"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(str(path))
-    listener.listen(16)
+    listener.listen(64)
+    began_with(path).write_text(json.dumps(at_import(os.environ)))
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.zygote", str(listener.fileno())],
         pass_fds=[listener.fileno()],
@@ -45,10 +49,10 @@ def zygote(folder: Path) -> Iterator[None]:
         cwd=HERE.parents[1],
     )
     listener.close()
-    before = {name: os.environ.get(name) for name in (sitecustomize.ZYGOTE, "PYTHONPATH")}
-    os.environ[sitecustomize.ZYGOTE] = str(path)
+    before = {name: os.environ.get(name) for name in (ZYGOTE, "PYTHONPATH")}
+    os.environ[ZYGOTE] = str(path)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [before["PYTHONPATH"]])])
-    sitecustomize.install()
+    install()
     try:
         yield
     finally:
@@ -62,57 +66,51 @@ def zygote(folder: Path) -> Iterator[None]:
 
 
 def serve(listener: socket.socket) -> None:
-    """Fork a launcher for each caller, until the standard input ends."""
+    """Fork a process for each caller and tell it of its end, until the standard input ends."""
+    from tests.zygote.child import become
+
     for name in PRELOADED:
         if ":" in name:
             resolve_name(name)()
         else:
             importlib.import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the launchers
-    import select
-
+    gc.freeze()  # children need not copy what a collection would touch
+    callers: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> (pid, who asked for it)
+    waiting = select.poll()
+    for file in (listener, sys.stdin):
+        waiting.register(file, select.POLLIN)
     while True:
-        ready, _, _ = select.select([listener, sys.stdin], [], [])
-        if sys.stdin in ready:
+        ready = [fd for fd, _ in waiting.poll()]
+        if sys.stdin.fileno() in ready:
             return
+        for pidfd in callers.keys() & set(ready):
+            waiting.unregister(pidfd)
+            os.close(pidfd)
+            pid, caller = callers.pop(pidfd)
+            _, status = os.waitpid(pid, 0)
+            with caller, suppress(OSError):  # a caller may be killed at any moment
+                caller.send(str(os.waitstatus_to_exitcode(status)).encode())
+        if listener.fileno() not in ready:
+            continue
         caller, _ = listener.accept()
-        with caller, suppress(OSError):  # a caller may be killed at any moment
-            caller.settimeout(10.0)
-            asked, fds, _, _ = socket.recv_fds(caller, 1 << 20, 3)
-            if not asked:
-                continue
-            pid = os.fork()
+        caller.settimeout(10.0)
+        pid = -1
+        try:
+            asked, fds, _, _ = socket.recv_fds(caller, 1 << 20, 64)
+            if asked:
+                pid = os.fork()
             if pid == 0:
-                caller.close()
-                listener.close()
-                become(json.loads(asked), fds)
+                become(asked, fds, [caller, listener, *(each for _, each in callers.values())])
             for fd in fds:
                 os.close(fd)
-            caller.send(str(pid).encode())
-
-
-def become(asked: dict[str, Any], fds: list[int]) -> None:
-    """Become the launcher that a caller would have started."""
-    try:
-        from shoal.engines.launcher import Launcher
-
-        os.setsid()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
-        for number, fd in enumerate(fds[1:], 1):
-            os.dup2(fd, number)
-            os.close(fd)
-        os.environ.clear()
-        os.environ.update(asked["env"])
-        os.chdir(asked["cwd"])
-        before = [each for each in asked["env"].get("PYTHONPATH", "").split(os.pathsep) if each]
-        sys.path[:] = [asked["cwd"], *before, *sys.path[1:]]  # as of a new process
-        importlib.invalidate_caches()
-        sockets, parent = asked["arguments"]
-        Launcher(socket.socket(fileno=fds[0]), sockets, int(parent)).run()
-    finally:
-        os._exit(1)
+            if asked:
+                caller.send(str(pid).encode())
+        except OSError:  # the caller was killed
+            pass
+        if pid < 0:
+            caller.close()
+            continue
+        pidfd = os.pidfd_open(pid)
+        callers[pidfd] = pid, caller
+        waiting.register(pidfd, select.POLLIN)

@@ -251,10 +251,7 @@ def test_environment_variables_are_read_in_listed_files_only():
     allowed = {"cli/training.py", "cli/tools.py", "cli/comparing.py", "engines/launcher.py"}
     allowed.add("engines/joining.py")
     allowed.add("tables/sparse/jit.py")  # where the user's cache is
-    allowed |= {
-        "collective/process_group.py",
-        "apps/bench/baselines/peers.py",
-    }  # set some, for gloo and Ray
+    allowed.add("apps/bench/baselines/peers.py")  # sets some, for gloo and Ray
     found = {str(path.relative_to(ROOT)) for path in MODULES if "os.environ" in path.read_text()}
     assert found <= allowed
 

@@ -54,10 +54,6 @@ def test_every_strategy_runs_on_four_workers(strategy, tmp_path):
         (["--strategy", "eamsgd", "--optimizer", "adam"], "add --optimizer sgd"),
         (["--strategy", "gradient_coding"], "2 workers and redundancy 1 make none"),
         (["--strategy", "allreduce", "--on-timeout", "drop"], "cannot go on without one"),
-        (
-            ["--strategy", "p2p", "--on-worker-loss", "drop", "--collective", "gloo"],
-            "leave out --collective gloo",
-        ),
         (["--strategy", "p2p", "--on-worker-loss", "replace"], "can be 'stop' or 'drop'"),
         (["--on-timeout", "drop", "--slow-workers", "drop"], "give one of them"),
         (["--strategy", "nothing.py:Mine"], "nothing.py"),

@@ -32,7 +32,6 @@ def test_workers_without_a_pace_have_the_usual_one(pace, paces):
     [
         ({"checkpoint_every": 2}, "without checkpoints"),
         ({"on_worker_loss": "drop"}, "without the loss of workers"),
-        ({"collective": "gloo", "strategy": "allreduce"}, "without collective 'gloo'"),
     ],
 )
 def test_what_is_not_simulated_is_refused(fields, told):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from shoal.client.blocking import Blocking
 from shoal.client.operations import Operations
 from shoal.client.options import ClientOptions
-from shoal.collective.base import AllReduce, Collective
+from shoal.collective.base import AllReduce
 from shoal.collective.figures import WorkerFigures
 from shoal.collective.tensors import prepared
 from shoal.errors import RequestTimeout, ShoalError
@@ -65,7 +65,6 @@ class Client(Operations, WorkerFigures):
         options: the options with which this worker has joined the run.
         blocking: the same operations, which wait for their results.
         idle_s: the seconds that `drive` has waited for the requests of its programs.
-        collective: another implementation of allreduce for strategies; None for the ring.
 
     Raises:
         AddressInvalid: the address is malformed.
@@ -112,7 +111,6 @@ class Client(Operations, WorkerFigures):
         me = Identity(name, "worker", token=options.token)
         super().__init__(Driver(machine, me, address), options)
         self._tickets: dict[int, Future] = {}  # begun by a program; a later one may wait for them
-        self.collective: Collective | None = None
         self.idle_s = 0.0
         self.blocking = Blocking(self._driver.run, self._exchanges)
         self._listen(address, name)
@@ -287,11 +285,8 @@ class Client(Operations, WorkerFigures):
             asked_at = perf_counter()
             try:
                 match request:
-                    case AllReduce(tensor, mean):
-                        if self.collective is not None:
-                            self.collective.all_reduce(tensor, mean)
-                        else:
-                            self._driver.run(prepared(request)).result()
+                    case AllReduce():
+                        self._driver.run(prepared(request)).result()
                     case Start(DeclareTable(spec)):
                         future = self._driver.ask(DeclareTable(checked(spec)))
                         self._tickets[future.request_id] = future
@@ -355,8 +350,6 @@ class Client(Operations, WorkerFigures):
             except ShoalError:
                 pass  # the run has ended first
         self._driver.close()
-        if self.collective is not None:
-            self.collective.close()
 
     def abort(self, reason: str) -> None:
         """Ask the scheduler to end this worker's group with an error, and disconnect.

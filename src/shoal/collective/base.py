@@ -1,10 +1,10 @@
-"""Collectives: the contract, and the request that strategies yield."""
+"""AllReduce: the request of a collective that strategies yield."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,16 +31,3 @@ class AllReduce:
         if self.request is None:
             self.request = make(self.tensor, self.mean)
         return self.request
-
-
-class Collective(Protocol):
-    """The contract of a collective: all members call the same operations in the same order."""
-
-    rank: int
-    world_size: int
-
-    def all_reduce(self, tensor: Tensor, mean: bool = False) -> None:
-        """Replace `tensor` by its sum (or mean) over the members."""
-        ...
-
-    def close(self) -> None: ...

@@ -53,7 +53,6 @@ class JobSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     optimizer_options: OptimizerOptions = {}  # noqa: RUF012
     eval_every: Annotated[int, option("Training", "steps between evaluations; 0: five times an epoch", ge=0)] = 0
     seed: Annotated[int, option("Training", "seed of weights, splits and shuffles", ge=0)] = 0
-    collective: Annotated[Literal["ring", "gloo"], option("Network", "sums over workers: on their own connections, or by torch.distributed; allreduce")] = "ring"
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -60,7 +60,6 @@ def check_simulated(job: JobSpec, options: SimulatedTime) -> None:
         (job.saves or job.resume, "checkpoints"),
         (job.on_worker_loss != "stop" or job.slow_workers != "wait", "the loss of workers"),
         (job.on_timeout != "ask", "time-outs"),
-        (job.collective != "ring", f"collective {job.collective!r}"),
     ):
         if wrong:
             raise InvalidValue(f"simulated time goes without {what}")

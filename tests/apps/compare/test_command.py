@@ -145,7 +145,6 @@ def test_a_run_that_fails_leaves_the_others(tmp_path, monkeypatch):
         ("--resume absent", "absent is not the folder of a comparison"),
         ("digits --resume absent --seeds 2", "leave out --comparison, --seeds"),
         ("digits --strategy 1", "expected a name, got 1"),
-        ("digits --strategy allreduce --collective gloo", "those of collective gloo are not known"),
         ("digits --optimizer adam,adamm", "unknown access method 'adamm'"),
         ("digits --data mnist", "give digits or --data mnist, not both"),
         ("--data mine.py", "say which one returns the data, mine.py:FUNCTION"),

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from shoal.apps.bench.baselines.peers import gloo_group
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
-from shoal.collective.process_group import ProcessGroup
 from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
@@ -41,8 +41,8 @@ def one_worker(
 @contextmanager
 def first_of_two(
     folder: RunFolder, servers: int, partner: str, rounds: int
-) -> Iterator[tuple[LocalEngine, Client, ProcessGroup]]:
-    """Start a cluster and a process for rank 1, and join as rank 0.
+) -> Iterator[tuple[LocalEngine, Client]]:
+    """Start a cluster and a process for rank 1, and join as rank 0; join a group of gloo, too.
 
     partner:  the entry of the other process, a function that uses `second_of_two`
     """
@@ -51,19 +51,15 @@ def first_of_two(
         rendezvous = f"file://{engine.sockets}/rendezvous"
         given = {"scheduler": scheduler, "rendezvous": rendezvous, "rounds": rounds}
         engine.start(Task("partner", partner, given))
-        with Client(scheduler, ClientOptions(rank=0)) as client:
-            group = ProcessGroup(0, 2, rendezvous)
-            yield engine, client, group
-            group.close()
+        with Client(scheduler, ClientOptions(rank=0)) as client, gloo_group(0, rendezvous):
+            yield engine, client
         engine.finish()
 
 
 @contextmanager
-def second_of_two(scheduler: str, rendezvous: str) -> Iterator[tuple[Client, ProcessGroup]]:
+def second_of_two(scheduler: str, rendezvous: str) -> Iterator[Client]:
     """Join as rank 1, from a process of its own."""
     torch.set_num_threads(1)
     keep_memory()
-    with Client(scheduler, ClientOptions(rank=1)) as client:
-        group = ProcessGroup(1, 2, rendezvous)
-        yield client, group
-        group.close()
+    with Client(scheduler, ClientOptions(rank=1)) as client, gloo_group(1, rendezvous):
+        yield client

@@ -103,10 +103,9 @@ def _limited(stack: ExitStack, job: RunOptions, bandwidth: float) -> Any:
 
 def check_limited(job: JobSpec) -> None:
     check_hosts("links with a bandwidth (without --simulated)")
-    if job.transport != "unix" or job.collective != "ring":
+    if job.transport != "unix":
         raise InvalidValue(
-            "links with a bandwidth are between hosts of their own: leave out --transport and "
-            "--collective"
+            "links with a bandwidth are between hosts of their own: leave out --transport"
         )
 
 

@@ -25,11 +25,6 @@ def check_job(job: JobSpec) -> None:
             f"strategy {job.strategy!r} counts each sample once and cannot use redundancy "
             f"{job.redundancy} (these can: {usable})"
         )
-    if job.collective == "gloo" and job.on_worker_loss != "stop" and not job.uses_servers:
-        raise InvalidValue(
-            f"strategy {job.strategy!r} sums by torch.distributed, which does not survive the loss "
-            "of a worker: leave out --collective gloo"
-        )
     strategy = check_strategy(job.strategy, job.strategy_options(updates=1), job)
     if job.on_worker_loss == "reassign" and (
         traits.optimizer_on_workers

@@ -90,10 +90,7 @@ class TrainApplication(Application[JobSpec]):
         self._notes = check_inputs(self.spec, self._data_dirs)
 
     def worker_inputs(self, engine: Engine) -> dict[str, Any]:
-        return {
-            "data_dirs": [str(each) for each in self._data_dirs],
-            "rendezvous": f"file://{engine.sockets}/rendezvous",
-        }
+        return {"data_dirs": [str(each) for each in self._data_dirs]}
 
     def resume_words(self) -> str:
         if not self.spec.resume:

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from shoal.apps.train.progress import Progress
 from shoal.apps.train.setup import WorkerSetup, load_dataset, set_up
 from shoal.client.client import Client
-from shoal.collective.process_group import ProcessGroup
 from shoal.errors import InvalidValue
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
 from shoal.pytorch.worker_state import MISFITS, WorkerStates, ranks_of, write_state
@@ -49,8 +48,6 @@ def run_worker(
     setup = set_up(spec, data, rank, start_clock)
     strategy, model = setup.strategy, setup.model
     with Client(task.scheduler, task.client_options(spec)) as client:
-        if not strategy.traits.uses_servers and spec.collective == "gloo":
-            client.collective = ProcessGroup(rank, spec.workers, task.inputs["rendezvous"])
         clocks = CheckpointClocks(spec.checkpoint_every)
         alone, kept = not strategy.traits.uses_servers, spec.keep_checkpoints
         states = WorkerStates(paths.checkpoints, rank, clocks, start_clock, alone, kept, client.run)

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.apps.bench.rows import Call
-from shoal.collective.process_group import ProcessGroup
 from shoal.engines.base import Task
 from shoal.engines.local import LocalEngine
 
@@ -27,12 +26,22 @@ Calls = tuple[Call, Call]  # push the next of some buffers; pull
 
 
 @contextmanager
+def gloo_group(rank: int, rendezvous: str) -> Iterator[None]:
+    """Join a group of two processes of this host in torch.distributed over gloo."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo asks for the host's name otherwise
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
 def gloo(engine: LocalEngine, buffers: Iterator[Tensor], out: Tensor) -> Iterator[Calls]:
     """Push and pull with `send` and `recv` over gloo, which uses TCP."""
     rendezvous = f"file://{engine.sockets}/peer-{out.numel()}"
     entry = f"{__name__}:gloo_holder"
     engine.start(Task("gloo", entry, {"rendezvous": rendezvous, "elements": out.numel()}))
-    group = ProcessGroup(0, 2, rendezvous)
     what = [torch.tensor([each]) for each in (END, PUSH, PULL)]
     done = torch.zeros(1)
 
@@ -45,30 +54,29 @@ def gloo(engine: LocalEngine, buffers: Iterator[Tensor], out: Tensor) -> Iterato
         dist.send(what[PULL], 1)
         dist.recv(out, 1)
 
-    try:
-        yield push, pull
-    finally:
-        dist.send(what[END], 1)
-        group.close()
+    with gloo_group(0, rendezvous):
+        try:
+            yield push, pull
+        finally:
+            dist.send(what[END], 1)
 
 
 def gloo_holder(rendezvous: str, elements: int) -> None:
     """Hold the rows for `gloo`, in a process of its own."""
     torch.set_num_threads(1)
-    group = ProcessGroup(1, 2, rendezvous)
     rows, update, done = torch.zeros(elements), torch.zeros(elements), torch.zeros(1)
     what = torch.zeros(1, dtype=torch.int64)
-    while True:
-        dist.recv(what, 0)
-        if what == END:
-            break
-        if what == PUSH:
-            dist.recv(update, 0)
-            rows.add_(update, alpha=-LR)
-            dist.send(done, 0)
-        else:
-            dist.send(rows, 0)
-    group.close()
+    with gloo_group(1, rendezvous):
+        while True:
+            dist.recv(what, 0)
+            if what == END:
+                break
+            if what == PUSH:
+                dist.recv(update, 0)
+                rows.add_(update, alpha=-LR)
+                dist.send(done, 0)
+            else:
+                dist.send(rows, 0)
 
 
 @contextmanager

@@ -13,12 +13,12 @@ from functools import partial
 from itertools import cycle
 
 import torch
+import torch.distributed as dist
 
 from shoal.apps.bench.baselines.ceilings import Echo
 from shoal.apps.bench.clusters import first_of_two, second_of_two
 from shoal.apps.bench.rows import Batches, Call, Row, beside, by_turns, latency, microseconds
 from shoal.client.client import Client
-from shoal.collective.process_group import ProcessGroup
 from shoal.storage.run_folder import RunFolder
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -31,9 +31,9 @@ COUNT = len(SIZES)
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     cores = os.sched_getaffinity(0)
     one = {min(cores)}
-    with first_of_two(folder, 0, f"{__name__}:partner", rounds) as (engine, client, group):
+    with first_of_two(folder, 0, f"{__name__}:partner", rounds) as (engine, client):
         for name, (nbytes, calls, warm_up) in SIZES.items():
-            ours, theirs = measured(client, group, name, rounds)
+            ours, theirs = measured(client, name, rounds)
             if nbytes < MIB:
                 bare = Echo(engine, "bare", False, nbytes, nbytes, cores - one or cores)
                 [bound] = by_turns([(bare.call, one)], calls, rounds, warm_up)
@@ -47,12 +47,12 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 
 def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
     """Run the other process."""
-    with second_of_two(scheduler, rendezvous) as (client, group):
+    with second_of_two(scheduler, rendezvous) as client:
         for name in SIZES:
-            measured(client, group, name, rounds)
+            measured(client, name, rounds)
 
 
-def measured(client: Client, group: ProcessGroup, name: str, rounds: int) -> list[Batches]:
+def measured(client: Client, name: str, rounds: int) -> list[Batches]:
     """Measure our calls and gloo's by turns, and return the batches of both."""
     nbytes, calls, warm_up = SIZES[name]
     tensors = [torch.zeros(nbytes // 4) for _ in range(max(1, BUFFERS_BYTES // nbytes // 64 + 1))]
@@ -60,6 +60,6 @@ def measured(client: Client, group: ProcessGroup, name: str, rounds: int) -> lis
     cores = os.sched_getaffinity(0)
     sides: list[Call] = [
         lambda: client.blocking.all_reduce(next(mine)),
-        lambda: group.all_reduce(next(other)),
+        lambda: dist.all_reduce(next(other)),
     ]
     return by_turns([(side, cores) for side in sides], calls, rounds, warm_up)

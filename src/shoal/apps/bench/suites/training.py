@@ -39,7 +39,7 @@ ROUNDS = 7
 
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
-    with first_of_two(folder, 1, f"{__name__}:partner", rounds) as (_, client, _):
+    with first_of_two(folder, 1, f"{__name__}:partner", rounds) as (_, client):
         for size in SIZES:
             sides, (alone, ddp, *ours) = measured(client, size, rounds)
             for name, batches, side in zip(STRATEGIES, ours, sides[2:], strict=True):
@@ -49,7 +49,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 
 def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
     """Run the other worker."""
-    with second_of_two(scheduler, rendezvous) as (client, _):
+    with second_of_two(scheduler, rendezvous) as client:
         for size in SIZES:
             measured(client, size, rounds)
 

@@ -11,8 +11,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import click
 from rich.console import Console
 
-from shoal.apps.ctr.spec import CtrSpec
-from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -29,6 +27,7 @@ from shoal.cli.group import (
 from shoal.engines.pairs import pairs_of, value_of, values_of
 from shoal.errors import UsageError
 from shoal.extras import require
+from shoal.runs.application import application_named
 from shoal.runs.grid import AXES, Comparison, comparison_from, comparison_of
 from shoal.runs.job import JobSpec
 from shoal.runs.job_file import load_job
@@ -130,7 +129,8 @@ def _carry_out(
 def _axes_of(schema: type[RunOptions]) -> tuple[str, ...]:
     """Return the options of an application that have one value, of which a comparison takes many.
 
-    >>> [each for each in _axes_of(WordsSpec) if each in ("dim", "texts", "seed", "model")]
+    >>> schema = application_named("word2vec").schema
+    >>> [each for each in _axes_of(schema) if each in ("dim", "texts", "seed", "model")]
     ['model', 'dim']
     """
     found = []
@@ -143,17 +143,16 @@ def _axes_of(schema: type[RunOptions]) -> tuple[str, ...]:
     return tuple(sorted(found, key=order.index))
 
 
-def _application_options(schema: type[RunOptions], source: str) -> Callable[[F], F]:
-    """Declare the options of a comparison of an application's runs.
-
-    source:  the field with the data, which is the command's argument
-    """
+def _application_options(name: str) -> Callable[[F], F]:
+    """Declare the options of a comparison of an application's runs; its data are an argument."""
+    application = application_named(name)
+    schema = application.schema
 
     def decorate(command: F) -> F:
         for each in reversed(
             (
                 options_of(Comparison, leave_out=("simulated",)),
-                options_of(schema, leave_out=(*ONE_RUN, source), lists=_axes_of(schema)),
+                options_of(schema, leave_out=(*ONE_RUN, application.data), lists=_axes_of(schema)),
                 option("--title", default="", section="Output", help="name of the folder"),
                 option("--out", default="shoal-runs", section="Output", help="its parent"),
                 as_json,
@@ -167,7 +166,7 @@ def _application_options(schema: type[RunOptions], source: str) -> Callable[[F],
 
 @main.command("compare ctr", short_help="compare options of `train ctr`", cleans=True)
 @click.argument("train", metavar="[TRAIN]", required=False, default="")
-@_application_options(CtrSpec, "train")
+@_application_options("ctr")
 def compare_ctr(train: str, **options: Any) -> None:
     """Train click-through-rate models with every combination of values, and draw a report.
 
@@ -175,25 +174,26 @@ def compare_ctr(train: str, **options: Any) -> None:
     shoal compare ctr clicks.csv --label clicked --model lr,fm --lr 0.1,0.2 --test test.csv
     shoal compare ctr --strategy asgd,sync --workers 1,2,4 --seeds 3
     """
-    _compare_application("ctr", CtrSpec, {"train": train} if train else {})
+    _compare_application("ctr", {"train": train} if train else {})
 
 
 @main.command("compare word2vec", short_help="compare options of `train word2vec`", cleans=True)
 @click.argument("texts", metavar="[TEXT...]", nargs=-1)
-@_application_options(WordsSpec, "texts")
+@_application_options("word2vec")
 def compare_word2vec(texts: tuple[str, ...], **options: Any) -> None:
     """Train word embeddings with every combination of the values given, and draw a report.
 
     \b
     shoal compare word2vec novels.tar.gz --analogies questions-words.txt --dim 50,100,200
     """
-    _compare_application("word2vec", WordsSpec, {"texts": [*texts]} if texts else {})
+    _compare_application("word2vec", {"texts": [*texts]} if texts else {})
 
 
-def _compare_application(name: str, schema: type[RunOptions], job: dict[str, Any]) -> None:
+def _compare_application(name: str, job: dict[str, Any]) -> None:
     """Compare runs of an application: the options that were given, some with several values."""
     from shoal.apps.compare.command import begin_comparison, title_of
 
+    schema = application_named(name).schema
     flags, axes = given(), _axes_of(schema)
     asked = plain({each: flags[each] for each in schema.__struct_fields__ if each in flags}, schema)
     asked = {each: value for each, value in asked.items() if each not in ("title", "out")}

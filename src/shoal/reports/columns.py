@@ -121,3 +121,9 @@ COLUMNS_OF = {  # by application
         MOVED,
     ),
 }
+TABLE_NOTES = {  # by application
+    "": "Times are of training: evaluations are left out. Bytes are those that have gone through "
+    "the workers' links.",
+    "ctr": "Bytes are those of pushes and pulls; the time of training has the scores of --valid.",
+    "word2vec": "Bytes are those of pushes and pulls; times are of the whole run.",
+}

@@ -14,7 +14,7 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.extras import require
-from shoal.reports.columns import Column
+from shoal.reports.columns import TABLE_NOTES, Column
 from shoal.reports.comparison import CellRuns, ComparedRuns
 from shoal.reports.events import Run
 from shoal.reports.figures import Figure, figures_of
@@ -38,16 +38,7 @@ def packages() -> tuple[ModuleType, ModuleType]:
 
 
 AXES = (("step", "steps"), ("seconds", "time"), ("bytes", "bytes"))
-MEASURED = (
-    "Times are of training: evaluations are left out. Bytes are those that have gone through the "
-    "workers' links."
-)
 SPREAD = "Means over the seeds, ± their standard deviation; the best of each column is bold."
-NOTES = {  # on the table, by application
-    "": MEASURED,
-    "ctr": "Bytes are those of pushes and pulls; the time of training has the scores of --valid.",
-    "word2vec": "Bytes are those of pushes and pulls; times are of the whole run.",
-}
 LOGGED = (
     "The last number is that of the worker of lowest rank that has recorded it; the least and the "
     "greatest are of all workers."
@@ -227,7 +218,7 @@ def _table_of(compared: ComparedRuns, rows: Sequence[Row]) -> _Table:
         "cell" if len(rows) > 1 else "run",
         [each.title.format(threshold=threshold) for each in columns],
         [{"name": row["cell"], "shown": _shown(row, rows, columns)} for row in rows],
-        " ".join(filter(None, (SPREAD if len(rows) > 1 else "", NOTES[of]))),
+        " ".join(filter(None, (SPREAD if len(rows) > 1 else "", TABLE_NOTES[of]))),
     )
 
 

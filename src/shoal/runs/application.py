@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from shoal.engines.base import DENSE, Engine, Task
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
+from shoal.registry import unknown
 from shoal.runs.job_file import dump_job
 from shoal.runs.options import RunOptions
 from shoal.runs.resume import begun_with, ledger_of
@@ -21,6 +23,10 @@ from shoal.storage.run_folder import RunFolder
 
 Spec = TypeVar("Spec", bound=RunOptions)
 Display = AbstractContextManager[Callable[[], None]]
+COMPARED = {  # the applications, beside training jobs, whose runs `shoal compare` compares, by name
+    "ctr": "shoal.apps.ctr.command:CtrApplication",
+    "word2vec": "shoal.apps.word2vec.command:WordsApplication",
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class Application(ABC, Generic[Spec]):
 
     Attributes:
         name: the name in the job of a run; "" for a training job.
+        schema: the class of its options.
+        data: the field of the options that names the training data.
         command: the `shoal` command that begins such runs, and resumes them.
         entry: the function of its workers, as "module:function"; it gets the fields of
             `WorkerTask`.
@@ -54,6 +62,8 @@ class Application(ABC, Generic[Spec]):
     """
 
     name: ClassVar[str] = ""
+    schema: ClassVar[type[RunOptions]]
+    data: ClassVar[str]
     command: ClassVar[str]
     entry: ClassVar[str]
     preload: ClassVar[tuple[str, ...]] = DENSE
@@ -133,3 +143,15 @@ class Application(ABC, Generic[Spec]):
     @abstractmethod
     def summarise(self, folder: RunFolder, started_at: float) -> dict[str, Any]:
         """Return the figures of a run that has ended, for its summary."""
+
+
+def application_named(name: str) -> type[Application[Any]]:
+    """Return an application whose runs can be compared, beside training jobs.
+
+    Raises:
+        UnknownName: there is no such application
+    """
+    if name not in COMPARED:
+        raise unknown("application", name, COMPARED)
+    found: type[Application[Any]] = resolve_name(COMPARED[name])
+    return found

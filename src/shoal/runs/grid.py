@@ -6,15 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import fields as fields_of
 
 from shoal.engines.options import option
 from shoal.errors import InvalidValue
 from shoal.registry import nearest, unknown
+from shoal.runs.application import application_named
 from shoal.runs.job import JobSpec, from_mapping
 from shoal.runs.job_file import converted
+from shoal.runs.options import RunOptions
 from shoal.runs.simulated_time import SimulatedTime
 from shoal.runs.trust import CODE
 from shoal.storage.files import FORMAT, FORMAT_KEY
@@ -22,8 +25,6 @@ from shoal.strategies import Strategy, strategies
 
 BANDWIDTH_MAX = 1_000_000  # Mbit/s
 BANDWIDTH = "bandwidth"  # an axis that is no field of a job
-SOURCES = {"ctr": "train", "word2vec": "texts"}  # the field with the data of an application
-FIRST_SEEDS = {"word2vec": 1}  # of runs to which none is given, where it is not 0
 SET = "set."  # in front of a strategy's setting
 AXES = (
     *("strategy", "model", "workers", "servers", "replicas", "redundancy"),
@@ -74,7 +75,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A job, the axes along which it varies, and how many seeds each combination has.
 
     Attributes:
-        application: the application whose runs are compared, "ctr" or "word2vec"; "" for training
+        application: the application whose runs are compared, a name in `COMPARED`; "" for training
             jobs. `job` and `grid` have fields of its options then, and cells are all combinations:
             an option that another one does not use is not left out.
         job: the fields of `JobSpec` that all cells share.
@@ -89,7 +90,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """
 
     # fmt: off
-    application: Literal["", "ctr", "word2vec"] = ""
+    application: str = ""
     job: dict[str, Any] = {}
     grid: dict[str, Any] = {}
     strategies: dict[str, dict[str, Any]] = {}
@@ -105,18 +106,24 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             given = msgspec.structs.asdict(self.simulation)
             names = ", ".join(name for name in usual if given[name] != usual[name])
             raise InvalidValue(f"{names}: real processes take their own time; add --simulated")
-        if self.application and (self.simulated or self.strategies):
+        schema = self.schema  # refuses an unknown application
+        if schema is not JobSpec and (self.simulated or self.strategies):
             raise InvalidValue(
                 f"simulated time and [strategies.NAME] belong to training jobs, not to "
                 f"{self.application}"
             )
 
     @property
+    def schema(self) -> type[RunOptions]:
+        """The class of the options of its runs."""
+        return application_named(self.application).schema if self.application else JobSpec
+
+    @property
     def source(self) -> str:
         """The name of the data, for titles."""
         if not self.application:
             return str(self.job.get("data", "digits"))
-        data = self.job.get(SOURCES[self.application]) or "sample"
+        data = self.job.get(application_named(self.application).data) or "sample"
         return str(data if isinstance(data, str) else data[0])
 
     def code(self) -> Iterator[dict[str, str]]:
@@ -130,7 +137,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def seeds_of(self) -> range:
         """Return the seeds, beginning with the job's."""
-        given = self.job.get("seed", FIRST_SEEDS.get(self.application, 0))
+        [usual] = (each.default for each in fields_of(self.schema) if each.name == "seed")
+        given = self.job.get("seed", usual)
         first = from_mapping({"seed": given}).seed
         return range(first, first + self.seeds)
 

@@ -2,16 +2,29 @@
 
 import pytest
 
-from shoal.apps.compare.applications import SPECS, check_fields
+from shoal.apps.compare.applications import check_fields
 from shoal.errors import UnknownName
-from shoal.reports.columns import COLUMNS_OF
-from shoal.runs.grid import SOURCES, Comparison
+from shoal.reports.columns import COLUMNS_OF, TABLE_NOTES
+from shoal.runs.application import COMPARED, application_named
+from shoal.runs.grid import Comparison
 
 
 def test_each_application_has_options_data_and_columns():
-    assert SPECS.keys() == SOURCES.keys() == COLUMNS_OF.keys() - {""}
-    for name, schema in SPECS.items():
-        assert SOURCES[name] in schema.__struct_fields__
+    assert COMPARED.keys() == COLUMNS_OF.keys() - {""} == TABLE_NOTES.keys() - {""}
+    for name in COMPARED:
+        application = application_named(name)
+        assert application.name == name
+        assert application.data in application.schema.__struct_fields__
+
+
+def test_an_unknown_application_is_refused():
+    with pytest.raises(UnknownName, match=r"unknown application 'word2vek' .* did you mean"):
+        Comparison(application="word2vek")
+
+
+def test_the_first_seed_is_the_applications():
+    first = {name: Comparison(application=name).seeds_of()[0] for name in ("", *COMPARED)}
+    assert first == {"": 0, "ctr": 0, "word2vec": 1}
 
 
 @pytest.mark.parametrize(

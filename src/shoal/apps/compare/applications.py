@@ -8,18 +8,14 @@ from typing import Any
 
 import msgspec
 
-from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.train.command import TrainApplication
-from shoal.apps.word2vec.spec import WordsSpec
 from shoal.registry import unknown
-from shoal.runs.application import Application
+from shoal.runs.application import Application, application_named
 from shoal.runs.grid import Cell, Comparison
 from shoal.runs.job_file import converted
-from shoal.runs.options import RunOptions
 
 TITLE = "run"  # of a cell's run, whose folder is named after the cell
 NO_AXES = ("seed", "out", "title", "resume", "resume_at")
-SPECS: dict[str, type[RunOptions]] = {"ctr": CtrSpec, "word2vec": WordsSpec}
 
 
 def check_fields(comparison: Comparison) -> None:
@@ -28,7 +24,7 @@ def check_fields(comparison: Comparison) -> None:
     Raises:
         UnknownName: there is no such option, or it cannot be an axis
     """
-    fields = SPECS[comparison.application].__struct_fields__
+    fields = comparison.schema.__struct_fields__
     axes = [name for name in fields if name not in NO_AXES]
     for name in comparison.job:
         if name not in fields:
@@ -52,11 +48,5 @@ def application_of(
         job = msgspec.structs.replace(cell.job(seed, str(out)), title=TITLE)
         return TrainApplication(job, data_dirs)
     fields = {**cell.fields, "seed": seed, "out": str(out), "title": TITLE}
-    spec: Any = converted(fields, SPECS[name])
-    if name == "ctr":
-        from shoal.apps.ctr.command import CtrApplication
-
-        return CtrApplication(spec)
-    from shoal.apps.word2vec.command import WordsApplication
-
-    return WordsApplication(spec)
+    kind = application_named(name)
+    return kind(converted(fields, kind.schema))

@@ -123,6 +123,8 @@ class WordsApplication(Application[WordsSpec]):
     """
 
     name = APPLICATION
+    schema = WordsSpec
+    data = "texts"
     command = "train word2vec"
     entry = "shoal.apps.word2vec.worker:run_words_worker"
     preload = SPARSE

@@ -31,6 +31,7 @@ CROSS_CUTTING = {
     "test_mirror.py",
     "test_one_writer.py",
     "test_ported.py",
+    "test_zygote.py",
     "transport/test_conformance.py",
 }
 FILES = sorted(path.relative_to(TESTS) for path in TESTS.rglob("test_*.py"))

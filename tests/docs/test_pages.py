@@ -15,6 +15,7 @@ import shoal.pytorch
 import shoal.reports
 import shoal.tables
 from shoal.cli import main
+from shoal.engines.environment import ScriptEnvironment
 from shoal.engines.roles import LOGGED
 
 SOURCES = [ROOT / "src" / "shoal", ROOT]
@@ -128,6 +129,7 @@ def test_every_environment_variable_is_in_the_reference():
         for name in re.findall(r"\"(SHOAL_[A-Z_]+)\"", path.read_text())
     }
     assert read
+    read |= {f"SHOAL_{name.upper()}" for name in ScriptEnvironment.__struct_fields__}
     assert read <= set(re.findall(r"`(SHOAL_[A-Z_]+)`", text))
 
 

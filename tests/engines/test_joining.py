@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.engines import joining
+from shoal.engines.environment import ScriptEnvironment
 from shoal.errors import InvalidValue
 
 
@@ -49,7 +50,7 @@ def test_what_happens_on_a_timeout_is_the_arguments_then_the_environments(option
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("SHOAL_ON_TIMEOUT", "panic", "on_timeout is one of wait, ask, drop, not 'panic'"),
+        ("SHOAL_ON_TIMEOUT", "panic", "SHOAL_ON_TIMEOUT is one of wait, ask, drop, not 'panic'"),
         ("SHOAL_SYNC_TIMEOUT_S", "soon", "SHOAL_SYNC_TIMEOUT_S='soon' is not a number"),
         ("SHOAL_RANK", "1.5", "SHOAL_RANK='1.5' is not a whole number"),
     ],
@@ -72,7 +73,9 @@ def test_a_variable_that_is_no_number_is_named(name, value, told, monkeypatch):
     ],
 )
 def test_the_folder_of_the_run_is_the_arguments_then_the_environments(scheduler, env, folder):
-    assert joining._run_dir(scheduler, env, "run-7") == Path(folder).absolute()
+    assert (
+        joining._run_dir(scheduler, ScriptEnvironment.read(env), "run-7") == Path(folder).absolute()
+    )
 
 
 THREAD = """

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from shoal.apps.script_job import ScriptRun, check_script, check_settings, job_of
 from shoal.engines.base import Engine, Task
+from shoal.engines.environment import OF_OPTIMIZERS, ScriptEnvironment
 from shoal.engines.gathering import UNLIMITED_S
 from shoal.engines.options import WorkerRole
 from shoal.engines.output import Followed
-from shoal.engines.script_options import variables_of
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import anywhere, importable
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
@@ -27,14 +27,11 @@ from shoal.reports.events import lost_members, read_events, write_tables
 from shoal.reports.logged import logged_summary, logged_tables
 from shoal.runs.application import Application
 from shoal.runs.job_file import SCRIPT, dump_job
-from shoal.runs.resume import environment, ledger_of, resumed_at, words_of_change
+from shoal.runs.resume import ledger_of, resumed_at, resumed_from, words_of_change
 from shoal.runs.worker import threads_of
 from shoal.storage.run_folder import RunFolder
 
-IN_VARIABLES = (  # options of `shoal worker` that `shoal.init` reads in the environment
-    *("resume", "resume_at", "strategy", "set", "staleness", "optimizer_options"),
-    "on_worker_loss",
-)
+NOT_INHERITED = ("SHOAL_ON_WORKER_LOSS", "SHOAL_RESUMED")  # by `shoal worker`, of its own caller
 SHOWN = 8  # number of names at the end of a run
 
 
@@ -86,19 +83,19 @@ class ScriptApplication(Application[ScriptRun]):
 
     def worker_tasks(self, engine: Engine, started_at: float) -> list[Task]:
         how, threads = self.spec, threads_of(self.spec.workers)
-        env = {
-            "SHOAL_SCHEDULER": engine.address("scheduler"),
-            "SHOAL_TOKEN": engine.token,  # not another cluster's
-            "SHOAL_SYNC_TIMEOUT_S": str(how.sync_timeout_s),
-            "SHOAL_ON_TIMEOUT": how.on_timeout,
-            "SHOAL_ON_WORKER_LOSS": how.on_worker_loss,
-            "SHOAL_INIT_TIMEOUT_S": str(UNLIMITED_S),
-            "SHOAL_WORLD_SIZE": str(how.workers),
-            "SHOAL_RUN_DIR": str(engine.folder.path.resolve()),
-            "OMP_NUM_THREADS": str(threads),
-            **variables_of(how),
-            **environment(how.resume, self.start.clock, self._steps),
-        }
+        shared = how.shared_with(ScriptEnvironment)
+        del shared["servers"]  # those that a script without a cluster starts
+        told = ScriptEnvironment(
+            scheduler=engine.address("scheduler"),
+            token=engine.token,  # not another cluster's
+            run_dir=str(engine.folder.path.resolve()),
+            world_size=how.workers,
+            init_timeout_s=UNLIMITED_S,
+            resumed=resumed_from(how.resume, self.start.clock, self._steps),
+            **shared,
+            **{name: getattr(how, name) for name in OF_OPTIMIZERS},
+        )
+        env = {**told.variables, "OMP_NUM_THREADS": str(threads)}
         script, *args = self.script
         return [
             Task(
@@ -216,12 +213,15 @@ def become_worker(script: str, args: list[str], role: WorkerRole) -> None:
         raise InvalidValue("--resume belongs to the first worker group, not to --group")
     check_settings(role)
     start_clock = resumed_at(role.resume, role.resume_at)
-    said = {name: value for name, value in variables_of(role).items() if value}
-    said["SHOAL_ON_WORKER_LOSS"] = role.on_worker_loss
-    set_variables({**said, **environment(role.resume, start_clock)})
     given = msgspec.structs.asdict(role)
-    for name in IN_VARIABLES:
-        del given[name]
+    del given["resume"], given["resume_at"]
+    told = ScriptEnvironment(
+        on_worker_loss=given.pop("on_worker_loss"),
+        resumed=resumed_from(role.resume, start_clock),
+        **{name: given.pop(name) for name in OF_OPTIMIZERS},
+    )
+    asked = {name: text for name, text in told.variables.items() if text or name in NOT_INHERITED}
+    set_variables(asked)
     init(**given)
     try:
         worker_main(str(Path(script).resolve()), args)

@@ -11,22 +11,21 @@ import atexit
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from shoal.client.client import Client
 from shoal.client.context import Context, joined, set_current
 from shoal.client.options import ClientOptions
 from shoal.client.places import scheduler_at, token_at
 from shoal.engines.cluster import cluster_here
+from shoal.engines.environment import ScriptEnvironment
 from shoal.engines.local import LocalEngine
-from shoal.engines.script_options import defaults_from, resumed_from
 from shoal.engines.torchrun import gather
 from shoal.errors import InvalidValue
 from shoal.factories import importable, main_script, refuse_while_importing
 from shoal.node.memory import keep_memory
 from shoal.protocol.worker.options import OnTimeout
 
-Number = TypeVar("Number", int, float)
 RUNS = "shoal-runs"  # the parent folder of a run's folder that is not given
 
 
@@ -95,37 +94,32 @@ def init(
         known.client.check_process()
         return known
     env: Mapping[str, str] = os.environ
-    address = scheduler or env.get("SHOAL_SCHEDULER", "")
-    secret = token or env.get("SHOAL_TOKEN", "") or token_at(address)
+    told = ScriptEnvironment.read(env)
+    address = scheduler or told.scheduler
+    secret = token or told.token or token_at(address)
     address = scheduler_at(address) if address else ""
-    wish = _number(env, "SHOAL_RANK", -1) if rank is None else rank
-    count = servers if servers is not None else _number(env, "SHOAL_SERVERS", 1)
+    wish = told.rank if rank is None else rank
+    count = servers if servers is not None else told.servers
     if group and not address:
         raise InvalidValue(
             f"group {group!r} joins a run: give it as scheduler=ADDRESS or scheduler=RUN_FOLDER"
         )
     if count < 1:
         raise InvalidValue(f"init needs at least one server, not {count}")
-    defaults, resumed = defaults_from(env), resumed_from(env)
-    if sync_timeout_s is None:
-        sync_timeout_s = _number(env, "SHOAL_SYNC_TIMEOUT_S", 10.0)
     code: Any = {"imports": [importable(each) for each in imports], "script": main_script()}
-    if init_timeout_s is None:
-        init_timeout_s = _number(env, "SHOAL_INIT_TIMEOUT_S", 60.0)
     engine: LocalEngine | None = None
     if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
         address, secret, engine, wish = gather(env, count, **code)
     elif not address:
         engine = cluster_here(servers=count, workers=1, token=secret, **code)
         address = engine.address("scheduler")
-    on_worker_loss = env.get("SHOAL_ON_WORKER_LOSS", "stop")
     options = ClientOptions(
         token=secret,
         rank=wish,
-        abort_on_error=on_worker_loss == "stop",
-        init_timeout_s=init_timeout_s,
-        sync_timeout_s=sync_timeout_s,
-        on_timeout=on_timeout or cast(OnTimeout, env.get("SHOAL_ON_TIMEOUT", "ask")),
+        abort_on_error=told.on_worker_loss == "stop",
+        init_timeout_s=told.init_timeout_s if init_timeout_s is None else init_timeout_s,
+        sync_timeout_s=told.sync_timeout_s if sync_timeout_s is None else sync_timeout_s,
+        on_timeout=on_timeout or told.on_timeout,
         group=group,
         group_size=group_size,
         namespace=namespace,
@@ -140,16 +134,16 @@ def init(
     before = frozenset(spec.name for spec in client.view.tables) if client.clock else frozenset()
     context = Context(
         client.rank,
-        client.world_size if group else _world_size(client, env),
+        client.world_size if group else _world_size(client, told.world_size),
         client,
-        resumed.clock,
-        frozenset(resumed.tables),
+        told.resumed.clock,
+        frozenset(told.resumed.tables),
         before,
-        began_at=resumed.clock + client.clock,
-        steps_before=resumed.steps,
-        on_worker_loss=on_worker_loss,
-        run_dir=_run_dir(scheduler, env, client.run),
-        defaults=defaults,
+        began_at=told.resumed.clock + client.clock,
+        steps_before=told.resumed.steps,
+        on_worker_loss=told.on_worker_loss,
+        run_dir=_run_dir(scheduler, told, client.run),
+        defaults=told.defaults,
     )
     if engine is not None:
         context.at_close(engine.finish)
@@ -158,13 +152,13 @@ def init(
     return context
 
 
-def _run_dir(scheduler: str, env: Mapping[str, str], run: str) -> Path:
+def _run_dir(scheduler: str, told: ScriptEnvironment, run: str) -> Path:
     """Return the folder of the run that this worker has joined; a new one if none is given.
 
     scheduler:  the argument of `init`, which may be that folder
     run:        the name of the run, which is also the name of a new folder
     """
-    where = scheduler or env.get("SHOAL_RUN_DIR") or env.get("SHOAL_SCHEDULER", "")
+    where = scheduler or told.run_dir or told.scheduler
     folder = Path(where) if where and "://" not in where else Path(RUNS, run)
     return folder.absolute()
 
@@ -174,14 +168,6 @@ def set_variables(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def _world_size(client: Client, env: Mapping[str, str]) -> int:
+def _world_size(client: Client, told: int) -> int:
     """Return the number of workers, with those that had finished or were lost before."""
-    return max(client.world_size, client.rank + 1, _number(env, "SHOAL_WORLD_SIZE", 0))
-
-
-def _number(env: Mapping[str, str], name: str, default: Number) -> Number:
-    try:
-        return type(default)(env.get(name, default))
-    except ValueError:
-        kind = "whole number" if isinstance(default, int) else "number"
-        raise InvalidValue(f"{name}={env[name]!r} is not a {kind}") from None
+    return max(client.world_size, client.rank + 1, told)

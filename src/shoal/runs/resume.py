@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from shoal.engines.environment import Resumed
 from shoal.engines.options import words_for
-from shoal.engines.script_options import Resumed
 from shoal.errors import DataMissing, InvalidValue
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.runs.job_file import load_run_job
@@ -112,11 +112,9 @@ def tables_of(resume: str, start_clock: int) -> list[str]:
     return list(SavedTables(Path(begun_with(resume, start_clock))).specs)
 
 
-def environment(
-    resume: str, start_clock: int, steps: tuple[tuple[int, int], ...] = ()
-) -> dict[str, str]:
-    """Return the variables that tell `shoal.init()` which checkpoint the run continues from.
+def resumed_from(resume: str, start_clock: int, steps: tuple[tuple[int, int], ...] = ()) -> Resumed:
+    """Return the checkpoint that a script's run continues from.
 
     steps:  the steps before it, as `Context.steps_before`
     """
-    return Resumed(start_clock, tuple(tables_of(resume, start_clock)), steps).variables
+    return Resumed(start_clock, tuple(tables_of(resume, start_clock)), steps)

@@ -12,7 +12,16 @@ from shoal.tables.dense.shard import DenseShard
 from shoal.tables.sparse.optimizers import row_methods
 
 
-@shoal.access_method("o.largest")
+@pytest.fixture(autouse=True, scope="module")
+def registered():
+    """Other tests see the built-in methods only."""
+    shoal.access_method("o.largest")(Largest)
+    yield
+    for registry in (access_methods, row_methods):
+        for name in [each for each in registry if each.startswith("o.")]:
+            del registry._known[name]
+
+
 class Largest(AccessMethod):
     def apply(self, rows, slots, update, step, lr=None):
         torch.maximum(rows, update, out=rows)
@@ -40,7 +49,14 @@ def test_a_function_is_a_method_of_sparse_tables():
 
 
 def test_a_method_may_be_registered_again_as_its_module_may_be_imported_again():
-    assert shoal.access_method("o.largest")(Largest) is Largest
+    before = access_methods["o.largest"]
+
+    class Again(Largest):
+        pass
+
+    assert shoal.access_method("o.largest")(Again) is Again is access_methods["o.largest"]
+    shoal.access_method("o.largest")(before)
+    assert access_methods["o.largest"] is Largest
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
@@ -56,4 +72,10 @@ def test_what_is_no_method_is_refused():
         shoal.access_method("o.bad")(dict)
     with pytest.raises(InvalidValue, match="read, state belong to a function on a row"):
         shoal.access_method("o.bad", read=plain, state=lambda width: 1)(Largest)
+    with pytest.raises(InvalidValue, match=r"Largest is registered as 'o\.largest' already"):
+        shoal.access_method("o.bad")(Largest)
+    with pytest.raises(InvalidValue, match="AccessMethod does not define apply"):
+        shoal.access_method("o.bad")(AccessMethod)
+    with pytest.raises(InvalidValue, match="write @shoal"):
+        shoal.access_method(plain)
     assert "o.bad" not in access_methods

@@ -2,9 +2,9 @@
 
 A command and a launcher import torch for each run, two seconds that most tests spend for nothing.
 Python imports this module at its start in the processes that tests start, where `subprocess.Popen`
-asks the zygote at `SHOAL_ZYGOTE` for a fork. Without that variable, where the zygote is gone, and
-for a process whose start is unusual (options of Python, another interpreter, variables that
-libraries read when they are imported) nothing changes.
+asks the zygote at `SHOAL_ZYGOTE` for a fork. Without that variable, after the tests, and for a
+process whose start is unusual (options of Python, another interpreter, variables that libraries
+read when they are imported) nothing changes.
 """
 
 import json
@@ -47,7 +47,9 @@ class Popen(_Popen):  # type: ignore[misc]
     def _execute_child(self, args: Any, executable: Any, *rest: Any) -> None:
         preexec_fn, _, pass_fds, cwd, env, _, _, shell, *files = rest[:14]
         env = os.environ if env is None else env
-        usual = not (shell or executable or preexec_fn) and isinstance(args, list | tuple)
+        _, gid, gids, uid, umask, _, group = rest[14:]
+        other = (shell, executable, preexec_fn, *(each is not None for each in (gid, gids, uid)))
+        usual = not any(other) and umask == -1 == group and isinstance(args, list | tuple)
         words = [os.fsdecode(each) for each in args] if usual else []
         path = env.get(ZYGOTE, "off")
         if path == "off" or not words or not _forks(words, env, Path(path)):
@@ -80,7 +82,7 @@ class Popen(_Popen):  # type: ignore[misc]
     def _internal_poll(self, *args: Any, **settings: Any) -> Any:
         if self._zygote is None:
             return super()._internal_poll(*args, **settings)
-        if self.returncode is None and select.select([self._zygote], [], [], 0)[0]:
+        if self.returncode is None and _readable(self._zygote, 0):
             self._ended()
         return self.returncode
 
@@ -88,7 +90,7 @@ class Popen(_Popen):  # type: ignore[misc]
         if self._zygote is None:
             return super()._wait(timeout)
         if self.returncode is None:
-            if not select.select([self._zygote], [], [], timeout)[0]:
+            if not _readable(self._zygote, timeout):
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
             self._ended()
         return self.returncode
@@ -98,6 +100,12 @@ class Popen(_Popen):  # type: ignore[misc]
             if self.returncode is None:
                 self.returncode = int(self._zygote.recv(64) or 255)
                 self._zygote.close()
+
+
+def _readable(connection: socket.socket, timeout: float | None) -> bool:
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    return bool(waiting.poll(None if timeout is None else max(0.0, 1000 * timeout)))
 
 
 def _forks(words: list[str], env: Any, zygote: Path) -> bool:

@@ -27,7 +27,7 @@ from shoal.cli.group import (
 from shoal.engines.pairs import pairs_of, value_of, values_of
 from shoal.errors import UsageError
 from shoal.extras import require
-from shoal.runs.application import application_named
+from shoal.runs.application import compared
 from shoal.runs.grid import AXES, Comparison, comparison_from, comparison_of
 from shoal.runs.job import JobSpec
 from shoal.runs.job_file import load_job
@@ -129,7 +129,7 @@ def _carry_out(
 def _axes_of(schema: type[RunOptions]) -> tuple[str, ...]:
     """Return the options of an application that have one value, of which a comparison takes many.
 
-    >>> schema = application_named("word2vec").schema
+    >>> schema = compared("word2vec").schema
     >>> [each for each in _axes_of(schema) if each in ("dim", "texts", "seed", "model")]
     ['model', 'dim']
     """
@@ -145,14 +145,14 @@ def _axes_of(schema: type[RunOptions]) -> tuple[str, ...]:
 
 def _application_options(name: str) -> Callable[[F], F]:
     """Declare the options of a comparison of an application's runs; its data are an argument."""
-    application = application_named(name)
-    schema = application.schema
+    kind = compared(name)
+    schema = kind.schema
 
     def decorate(command: F) -> F:
         for each in reversed(
             (
                 options_of(Comparison, leave_out=("simulated",)),
-                options_of(schema, leave_out=(*ONE_RUN, application.data), lists=_axes_of(schema)),
+                options_of(schema, leave_out=(*ONE_RUN, kind.data), lists=_axes_of(schema)),
                 option("--title", default="", section="Output", help="name of the folder"),
                 option("--out", default="shoal-runs", section="Output", help="its parent"),
                 as_json,
@@ -193,7 +193,7 @@ def _compare_application(name: str, job: dict[str, Any]) -> None:
     """Compare runs of an application: the options that were given, some with several values."""
     from shoal.apps.compare.command import begin_comparison, title_of
 
-    schema = application_named(name).schema
+    schema = compared(name).schema
     flags, axes = given(), _axes_of(schema)
     asked = plain({each: flags[each] for each in schema.__struct_fields__ if each in flags}, schema)
     asked = {each: value for each, value in asked.items() if each not in ("title", "out")}

@@ -74,15 +74,20 @@ class ScriptEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     @classmethod
-    def read(cls, env: Mapping[str, str]) -> ScriptEnvironment:
+    def read(cls, env: Mapping[str, str], **given: Any) -> ScriptEnvironment:
         """Return what an environment says.
+
+        given:  the values of fields that do not come from there, except None
 
         Raises:
             InvalidValue: a variable that cannot be read; the text names it
         """
         hints = get_type_hints(cls, include_extras=True)
-        given = {name: env.get(_variable(name), "") for name in cls.__struct_fields__}
-        return cls(**{n: _value(_variable(n), t, hints[n]) for n, t in given.items() if t})
+        found = {name: value for name, value in given.items() if value is not None}
+        for name in cls.__struct_fields__:
+            if name not in found and (text := env.get(_variable(name))):
+                found[name] = _value(_variable(name), text, hints[name])
+        return cls(**found)
 
     @property
     def defaults(self) -> OptimizerDefaults:

@@ -94,12 +94,18 @@ def init(
         known.client.check_process()
         return known
     env: Mapping[str, str] = os.environ
-    told = ScriptEnvironment.read(env)
+    told = ScriptEnvironment.read(
+        env,
+        rank=rank,
+        servers=servers,
+        init_timeout_s=init_timeout_s,
+        sync_timeout_s=sync_timeout_s,
+        on_timeout=on_timeout,
+    )
     address = scheduler or told.scheduler
     secret = token or told.token or token_at(address)
     address = scheduler_at(address) if address else ""
-    wish = told.rank if rank is None else rank
-    count = servers if servers is not None else told.servers
+    wish, count = told.rank, told.servers
     if group and not address:
         raise InvalidValue(
             f"group {group!r} joins a run: give it as scheduler=ADDRESS or scheduler=RUN_FOLDER"
@@ -117,9 +123,9 @@ def init(
         token=secret,
         rank=wish,
         abort_on_error=told.on_worker_loss == "stop",
-        init_timeout_s=told.init_timeout_s if init_timeout_s is None else init_timeout_s,
-        sync_timeout_s=told.sync_timeout_s if sync_timeout_s is None else sync_timeout_s,
-        on_timeout=on_timeout or told.on_timeout,
+        init_timeout_s=told.init_timeout_s,
+        sync_timeout_s=told.sync_timeout_s,
+        on_timeout=told.on_timeout,
         group=group,
         group_size=group_size,
         namespace=namespace,

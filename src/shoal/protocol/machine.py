@@ -238,7 +238,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Unexpected(Note, frozen=True, tag="unexpected"):
-    """A message is ignored that nobody sends to this machine in its state."""
+    """A message is ignored, because no member sends it to a machine in this state."""
 
     message: str
 

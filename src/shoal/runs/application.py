@@ -23,9 +23,38 @@ from shoal.storage.run_folder import RunFolder
 
 Spec = TypeVar("Spec", bound=RunOptions)
 Display = AbstractContextManager[Callable[[], None]]
-COMPARED = {  # the applications, beside training jobs, whose runs `shoal compare` compares, by name
-    "ctr": "shoal.apps.ctr.command:CtrApplication",
-    "word2vec": "shoal.apps.word2vec.command:WordsApplication",
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An application whose runs `shoal compare` compares, by names that are imported when needed.
+
+    Attributes:
+        options: the class of its options.
+        application: its `Application`, which imports more.
+        data: the option that names the training data.
+    """
+
+    options: str
+    application: str
+    data: str
+
+    @property
+    def schema(self) -> type[RunOptions]:
+        """The class of its options."""
+        found: type[RunOptions] = resolve_name(self.options)
+        return found
+
+
+COMPARED = {  # by name, beside training jobs
+    "ctr": Compared(
+        "shoal.apps.ctr.spec:CtrSpec", "shoal.apps.ctr.command:CtrApplication", "train"
+    ),
+    "word2vec": Compared(
+        "shoal.apps.word2vec.spec:WordsSpec",
+        "shoal.apps.word2vec.command:WordsApplication",
+        "texts",
+    ),
 }
 
 
@@ -49,8 +78,6 @@ class Application(ABC, Generic[Spec]):
 
     Attributes:
         name: the name in the job of a run; "" for a training job.
-        schema: the class of its options.
-        data: the field of the options that names the training data.
         command: the `shoal` command that begins such runs, and resumes them.
         entry: the function of its workers, as "module:function"; it gets the fields of
             `WorkerTask`.
@@ -62,8 +89,6 @@ class Application(ABC, Generic[Spec]):
     """
 
     name: ClassVar[str] = ""
-    schema: ClassVar[type[RunOptions]]
-    data: ClassVar[str]
     command: ClassVar[str]
     entry: ClassVar[str]
     preload: ClassVar[tuple[str, ...]] = DENSE
@@ -145,7 +170,7 @@ class Application(ABC, Generic[Spec]):
         """Return the figures of a run that has ended, for its summary."""
 
 
-def application_named(name: str) -> type[Application[Any]]:
+def compared(name: str) -> Compared:
     """Return an application whose runs can be compared, beside training jobs.
 
     Raises:
@@ -153,5 +178,4 @@ def application_named(name: str) -> type[Application[Any]]:
     """
     if name not in COMPARED:
         raise unknown("application", name, COMPARED)
-    found: type[Application[Any]] = resolve_name(COMPARED[name])
-    return found
+    return COMPARED[name]

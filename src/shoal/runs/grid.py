@@ -14,7 +14,7 @@ from msgspec.structs import fields as fields_of
 from shoal.engines.options import option
 from shoal.errors import InvalidValue
 from shoal.registry import nearest, unknown
-from shoal.runs.application import application_named
+from shoal.runs.application import compared
 from shoal.runs.job import JobSpec, from_mapping
 from shoal.runs.job_file import converted
 from shoal.runs.options import RunOptions
@@ -116,14 +116,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def schema(self) -> type[RunOptions]:
         """The class of the options of its runs."""
-        return application_named(self.application).schema if self.application else JobSpec
+        return compared(self.application).schema if self.application else JobSpec
 
     @property
     def source(self) -> str:
         """The name of the data, for titles."""
         if not self.application:
             return str(self.job.get("data", "digits"))
-        data = self.job.get(application_named(self.application).data) or "sample"
+        data = self.job.get(compared(self.application).data) or "sample"
         return str(data if isinstance(data, str) else data[0])
 
     def code(self) -> Iterator[dict[str, str]]:

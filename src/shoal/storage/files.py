@@ -21,7 +21,7 @@ from shoal.errors import DataCorrupt, DataMissing, ShoalError, UnknownFormat
 if TYPE_CHECKING:
     import numpy as np
 
-FORMAT = 3  # of all files that a run leaves; raise it when one of them changes
+FORMAT = 4  # of all files that a run leaves; raise it when one of them changes
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk without room
 WHOLE_BYTES_MAX = 1 << 28  # of a file that is read whole: texts, logs of leases, journals
 FORMAT_KEY = "shoal_format"  # in a file's metadata

@@ -40,7 +40,8 @@ def access_method(
 
     Raises:
         InvalidValue: the name is a built-in method's, an option has no number as its default, `lr`
-            is not the first option, or a class is given with functions on rows.
+            is not the first option, a class is no `AccessMethod` or does not define `apply`, or
+            functions on rows are given with a class.
 
     Example:
         AdaGrad whose sums of squares decay, with a count of a row's updates:
@@ -72,6 +73,8 @@ def access_method(
     References:
         Li et al. 2014, section 3.5 (user-defined functions on servers).
     """
+    if not isinstance(name, str):
+        raise InvalidValue("an access method has a name: write @shoal.access_method(NAME)")
     functions = {"init": init, "read": read, "merge": merge}
     others = {key: each for key, each in functions.items() if each is not None}
 
@@ -97,7 +100,15 @@ def _add_class(name: str, method: type, of_rows: set[str]) -> None:
             f"access method {name!r}: {', '.join(sorted(of_rows))} belong to a function on a row; "
             "a class has methods"
         )
+    if method.__abstractmethods__:
+        missing = ", ".join(sorted(method.__abstractmethods__))
+        raise InvalidValue(f"access method {name!r}: {method.__name__} does not define {missing}")
     if name in BUILT_IN:
         raise InvalidValue(f"access method {name!r} is built in; choose another name")
+    if vars(method).get("name", name) != name:
+        raise InvalidValue(
+            f"access method {name!r}: {method.__name__} is registered as {method.name!r} already; "
+            "derive another class from it"
+        )
     method.name = name
     access_methods.add(name, method, again=True)

@@ -1,20 +1,21 @@
 """The applications whose runs can be compared."""
 
+from pkgutil import resolve_name
+
 import pytest
 
 from shoal.apps.compare.applications import check_fields
 from shoal.errors import UnknownName
 from shoal.reports.columns import COLUMNS_OF, TABLE_NOTES
-from shoal.runs.application import COMPARED, application_named
+from shoal.runs.application import COMPARED
 from shoal.runs.grid import Comparison
 
 
 def test_each_application_has_options_data_and_columns():
     assert COMPARED.keys() == COLUMNS_OF.keys() - {""} == TABLE_NOTES.keys() - {""}
-    for name in COMPARED:
-        application = application_named(name)
-        assert application.name == name
-        assert application.data in application.schema.__struct_fields__
+    for name, kind in COMPARED.items():
+        assert resolve_name(kind.application).name == name
+        assert kind.data in kind.schema.__struct_fields__
 
 
 def test_an_unknown_application_is_refused():

@@ -214,6 +214,9 @@ def test_a_methods_name_and_options_are_checked():
         access_method("t.bad")(lambda row, state, update, decay="x": None)
     with pytest.raises(InvalidValue, match=r"decay of apply is an option .* not none"):
         access_method("t.bad")(lambda row, state, update, decay: None)
+    for apply in (lambda row, state, update, *o: None, lambda row, state, update, *, lr=1: None):
+        with pytest.raises(InvalidValue, match="named parameters after `update`"):
+            access_method("t.bad")(apply)
     with pytest.raises(UnknownName, match="--import MODULE"):
         row_method_of(spec("t.nobody"))
     with pytest.raises(UnknownName, match="decay2"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
 
 from shoal.apps.train.command import TrainApplication
 from shoal.registry import unknown
-from shoal.runs.application import Application, application_named
+from shoal.runs.application import Application, compared
 from shoal.runs.grid import Cell, Comparison
 from shoal.runs.job_file import converted
 
@@ -48,5 +49,6 @@ def application_of(
         job = msgspec.structs.replace(cell.job(seed, str(out)), title=TITLE)
         return TrainApplication(job, data_dirs)
     fields = {**cell.fields, "seed": seed, "out": str(out), "title": TITLE}
-    kind = application_named(name)
-    return kind(converted(fields, kind.schema))
+    kind = compared(name)
+    application: type[Application[Any]] = resolve_name(kind.application)
+    return application(converted(fields, kind.schema))

@@ -121,8 +121,6 @@ class CtrApplication(Application[CtrSpec]):
     """Training of a click-through-rate model."""
 
     name = APPLICATION
-    schema = CtrSpec
-    data = "train"
     command = "train ctr"
     entry = "shoal.apps.ctr.worker:run_ctr_worker"
     preload = SPARSE

@@ -123,8 +123,6 @@ class WordsApplication(Application[WordsSpec]):
     """
 
     name = APPLICATION
-    schema = WordsSpec
-    data = "texts"
     command = "train word2vec"
     entry = "shoal.apps.word2vec.worker:run_words_worker"
     preload = SPARSE

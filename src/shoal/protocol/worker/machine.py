@@ -110,11 +110,12 @@ class WorkerMachine:
             self._handle(event, now, out)
         elif not self.peers.handle(event, now, out):
             self._handle(event, now, out)
-            self.peers.go_on(event, now, out)
-        if self._leaving and self._settled:
-            self._leave(now, out)
+            if not self.session.ended:
+                self.peers.go_on(event, now, out)
         if self.session.ended:
             self._end(out)
+        elif self._leaving and self._settled:
+            self._leave(now, out)
         return out
 
     def _handle(self, event: Event, now: float, out: Effects) -> None:
@@ -439,7 +440,7 @@ class WorkerMachine:
 
     @property
     def _settled(self) -> bool:
-        """Whether nobody needs this worker any more for what its caller believes to be done."""
+        """Whether the servers have its pushes and clocks, and the next worker its values."""
         return self._in_flight.settled and (self.peers is None or self.peers.settled)
 
     def _leave(self, now: float, out: Effects) -> None:

@@ -66,6 +66,11 @@ def _options(name: str, apply: Function) -> dict[str, Any]:
     """Return the options of an access method: its parameters after `update`, with defaults."""
     options = [*signature(apply).parameters.values()][3:]
     for each in options:
+        if each.kind is not each.POSITIONAL_OR_KEYWORD:
+            raise InvalidValue(
+                f"access method {name!r}: the options of apply are named parameters after "
+                f"`update`, such as lr=0.1, not {each}"
+            )
         if not isinstance(each.default, int | float) or isinstance(each.default, bool):
             given = "none" if each.default is each.empty else repr(each.default)
             raise InvalidValue(

@@ -203,6 +203,14 @@ def test_a_worker_finishes_once_the_next_one_has_its_values(machine, how):
     assert sent(machine.handle(event, 0.4), Finish) == [Finish(11, (1, 1))]
 
 
+def test_a_worker_whose_sum_failed_waits_for_no_acknowledgement(machine):
+    """The next worker waits for that sum itself, and acknowledges none that follows."""
+    machine.handle(Asked(8, reduce_of(np.ones(4, np.float32))), 0.0)
+    machine.handle(Asked(7, Cancel(8)), 0.0)
+    assert [e.request_id for e in gathered(machine, 1) if isinstance(e, Resolve)] == [2]
+    assert sent(machine.handle(Asked(9, FinishWork()), 0.2), Finish) == [Finish(11, (1, 1))]
+
+
 def test_a_worker_that_leaves_is_told_at_once_that_its_values_are_here(machine):
     """It waits for that; usually one acknowledgement in eight sums is enough."""
     gathered(machine)

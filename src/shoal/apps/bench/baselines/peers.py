@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +22,7 @@ from shoal.engines.local import LocalEngine
 
 END, PUSH, PULL = 0, 1, 2
 LR = 1e-3
+TIMEOUT = timedelta(seconds=60)  # until an operation of gloo fails
 
 Calls = tuple[Call, Call]  # push the next of some buffers; pull
 
@@ -29,7 +31,9 @@ Calls = tuple[Call, Call]  # push the next of some buffers; pull
 def gloo_group(rank: int, rendezvous: str) -> Iterator[None]:
     """Join a group of two processes of this host in torch.distributed over gloo."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo asks for the host's name otherwise
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=rendezvous, rank=rank, world_size=2, timeout=TIMEOUT
+    )
     try:
         yield
     finally:

@@ -66,7 +66,10 @@ class Peers:
 
     @property
     def settled(self) -> bool:
-        """Whether no other worker needs this one for an exchange that is resolved here."""
+        """Whether the next worker of the ring has the values of sums that are resolved here.
+
+        A strategy with neighbours ends with such a sum.
+        """
         return self.ring.settled
 
     def arriving(self, sender: NodeId, message: Piece | NeighbourPiece, nbytes: int) -> Arrival:

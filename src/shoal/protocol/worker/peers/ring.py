@@ -92,6 +92,7 @@ class Ring:
         self._name = crc32(repr([m.incarnation for m in members]).encode())
         self._asked = 0
         self._early.clear()
+        self._failed = False
         self._handshakes = Handshakes(self._name)
         self.left.clear()
 
@@ -130,8 +131,11 @@ class Ring:
 
     @property
     def settled(self) -> bool:
-        """Whether the next worker has all that it needs of the sums that are complete here."""
-        if not any(one.complete for one in self._sums.values()):
+        """Whether the next worker has all that it needs of the sums that are complete here.
+
+        After a sum that has failed here, it cannot say so: it waits for that one itself.
+        """
+        if self._failed or not any(one.complete for one in self._sums.values()):
             return True
         after = self._neighbours()[1].name
         return after in self.left or after in self._ended
@@ -200,8 +204,8 @@ class Ring:
         for number, one in self._sums.items():
             before, after = self._neighbours()
             counts = f"{len(one.partial)} partial and {len(one.whole)} whole sums to come"
-            reason = f"to be taken by {after.name}" if one.complete else f"{before.name}: {counts}"
-            found.append((f"allreduce #{number}", f"waits for {reason}"))
+            waits = f"until {after.name} has it" if one.complete else f"for {before.name}: {counts}"
+            found.append((f"allreduce #{number}", f"waits {waits}"))
         return found
 
     # ------------------------------------------------------------------ messages
@@ -393,6 +397,7 @@ class Ring:
     def _end(self, number: int, out: Effects, error: ShoalError | None = None) -> None:
         one = self._sums.pop(number)
         if error is not None:
+            self._failed = True
             out.append(Detach(self._neighbours()[1].id))
         for sink in one.sinks.values():
             sink.revoke()

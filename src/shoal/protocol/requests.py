@@ -239,7 +239,7 @@ class Cancel(msgspec.Struct, frozen=True):
 class Start(msgspec.Struct, frozen=True):
     """Yielded by a program to begin a request without waiting; the program is sent a ticket."""
 
-    request: Exchange | DeclareTable
+    request: Exchange | DeclareTable | Reduce | Cancel
 
 
 class Wait(msgspec.Struct, frozen=True):

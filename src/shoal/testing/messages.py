@@ -127,7 +127,7 @@ EXAMPLES: list[Message] = [
     requests.Computing(7),
     collective.Piece((1 << 32) - 1, 3, 0, True, 1 << 40),
     collective.MissingPieces(0, 7, (0, 5), (1 << 31,), 3),
-    collective.PieceProbe(1, 2, 3),
+    collective.PieceProbe(1, 2, 3, (0, 1)),
     collective.SumAck(1, 1 << 62),
     collective.NeighbourPiece("params", 1, 2, 3, 1 << 40, {0: 4, 7: 1 << 62}),
     collective.NeighbourProbe("", 0, 1 << 62, 3),

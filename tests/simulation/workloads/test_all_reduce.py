@@ -6,6 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from shoal.errors import InvariantBroken
+from shoal.protocol.worker.peers import ring
 from shoal.protocol.worker.peers.ring import Ring
 from shoal.protocol.worker.peers.sums import Sum
 from shoal.simulation.checkers.history import Violation
@@ -107,9 +108,17 @@ def farewell_before_the_next_worker_has_its_sum():
         yield
 
 
+@contextmanager
+def the_next_worker_is_not_told_of_failed_sums():
+    """It waits for them, and acknowledges none that follows."""
+    with patch.object(ring, "FAILED_TOLD", 0):
+        yield
+
+
 @pytest.mark.parametrize(
     "planted",
     [
+        the_next_worker_is_not_told_of_failed_sums,
         farewell_before_the_next_worker_has_its_sum,
         piece_added_twice,
         done_before_it_is_taken,

@@ -51,7 +51,8 @@ class MissingPieces(Message, frozen=True):
 class PieceProbe(Message, frozen=True):
     """Asks which pieces of an allreduce have not arrived; it is sent after the pieces.
 
-    probe: the number of this probe among those of the sender for this allreduce
+    probe:   the number of this probe among those of the sender for this allreduce
+    failed:  the last allreduces that have failed at the sender, which the receiver cannot finish
     """
 
     senders = ("worker",)
@@ -59,6 +60,7 @@ class PieceProbe(Message, frozen=True):
     ring: Number
     number: Number
     probe: Number
+    failed: Pieces = ()
 
 
 class SumAck(Message, frozen=True):

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from shoal.protocol.requests import AwaitView, Reduce
+from shoal.protocol.requests import AwaitView, Cancel, Reduce, Start, Wait
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
@@ -14,6 +14,7 @@ from shoal.simulation.node import Program, Sleep
 from shoal.simulation.workloads.peers import PeersScenario, add
 
 SUMS = 12
+CANCELS = 0.3  # share of the seeds without a crash, and with workers that end one by one
 SIZES = (1, 3, 40, 200, 700)  # elements
 
 
@@ -27,6 +28,9 @@ class RingScenario(PeersScenario):
         self.summed: dict[tuple[int, NodeId], np.ndarray] = {}
         self._given_back: list[np.ndarray] = []
         super().__init__(seed, random, workers, keep_lines)
+        draw = Random(seed * 7919 + 6)
+        cancels = self.parts and not self.victim and draw.random() < CANCELS
+        self.canceller = f"worker-{draw.randrange(workers)}" if cancels else ""
 
     def values(self, worker: int, number: int) -> np.ndarray:
         """Return a worker's tensor: whole numbers, so that a sum is exact in any order."""
@@ -49,7 +53,23 @@ class RingScenario(PeersScenario):
             if outcome.error is not None:
                 self.failed[node] = outcome.error.message
                 return
+        if self.canceller:
+            yield from self._two_at_once(node)
         yield from self.finish(node)
+
+    def _two_at_once(self, node: NodeId) -> Program:
+        """Begin two sums, of which one worker cancels the first; the second is complete."""
+        tickets = []
+        for _ in range(2):
+            tensor = np.ones(1, np.float32)
+            tickets.append((yield Start(Reduce(tensor.view(np.uint8).data, add))))
+        if node == self.canceller:
+            yield Start(Cancel(tickets[0]))
+        outcomes = []
+        for ticket in reversed(tickets):
+            outcomes.append((yield Wait(ticket)))
+        if outcomes[0].error is not None:
+            self.failed[node] = outcomes[0].error.message
 
     def check_end(self) -> None:
         """Check that every sum is exact, no worker still waits, and failures name a reason."""

@@ -203,12 +203,25 @@ def test_a_worker_finishes_once_the_next_one_has_its_values(machine, how):
     assert sent(machine.handle(event, 0.4), Finish) == [Finish(11, (1, 1))]
 
 
-def test_a_worker_whose_sum_failed_waits_for_no_acknowledgement(machine):
-    """The next worker waits for that sum itself, and acknowledges none that follows."""
+def test_the_next_worker_hears_of_a_sum_that_has_failed(machine):
+    """It would acknowledge no later sum before it."""
+    ring = machine.peers.ring._name
     machine.handle(Asked(8, reduce_of(np.ones(4, np.float32))), 0.0)
     machine.handle(Asked(7, Cancel(8)), 0.0)
     assert [e.request_id for e in gathered(machine, 1) if isinstance(e, Resolve)] == [2]
-    assert sent(machine.handle(Asked(9, FinishWork()), 0.2), Finish) == [Finish(11, (1, 1))]
+    effects = machine.handle(Asked(9, FinishWork()), 0.2)
+    assert sent(effects, PieceProbe) == [PieceProbe(ring, 1, 1, (0,))]
+
+
+def test_a_sum_that_has_failed_at_the_worker_before_fails(machine):
+    ring = machine.peers.ring._name
+    machine.handle(Asked(8, reduce_of(np.ones(4, np.float32))), 0.0)
+    gathered(machine, 1)
+    effects = machine.handle(Received("w-1", PieceProbe(ring, 1, 1, (0, 7))), 0.2)
+    [resolved] = [e for e in effects if isinstance(e, Resolve)]
+    assert resolved.request_id == 8
+    assert "has failed at worker-1" in resolved.outcome.error.message
+    assert sent(effects, SumAck) == [SumAck(ring, 1)]
 
 
 def test_a_worker_that_leaves_is_told_at_once_that_its_values_are_here(machine):

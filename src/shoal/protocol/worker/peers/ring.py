@@ -17,6 +17,7 @@ tensor itself, which belongs to the caller again when the next worker has receiv
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from mmap import mmap
 from zlib import crc32
@@ -47,6 +48,7 @@ from shoal.protocol.worker.peers.sums import PROBE_MAX_S, Sum
 PIECE_BYTES = 4 << 20
 PARTS = 8  # per piece: each part is added while it is in the cache
 GATHERED_BYTES = 64 << 10  # tensors are gathered up to this size, over all workers
+FAILED_TOLD = 64  # allreduces that have failed, which a probe tells of
 TOLD_EVERY = 8  # gathered allreduces per acknowledgement
 AHEAD_MOST = 1 << 12  # sums that another worker has begun, and this one has not
 
@@ -68,6 +70,7 @@ class Ring:
         self._sums: dict[int, Sum] = {}
         self._early: dict[int, tuple[set[int], set[int]]] = {}  # pieces before their request
         self._handshakes = Handshakes(0)
+        self._failed: deque[int] = deque(maxlen=FAILED_TOLD)
         self.left: dict[str, int] = {}  # finished workers, and the first allreduce without them
         self._ended: set[str] = set()  # workers that have finished, as the scheduler says
         self._scratch: list[mmap] = []
@@ -92,7 +95,7 @@ class Ring:
         self._name = crc32(repr([m.incarnation for m in members]).encode())
         self._asked = 0
         self._early.clear()
-        self._failed = False
+        self._failed.clear()
         self._handshakes = Handshakes(self._name)
         self.left.clear()
 
@@ -131,11 +134,8 @@ class Ring:
 
     @property
     def settled(self) -> bool:
-        """Whether the next worker has all that it needs of the sums that are complete here.
-
-        After a sum that has failed here, it cannot say so: it waits for that one itself.
-        """
-        if self._failed or not any(one.complete for one in self._sums.values()):
+        """Whether the next worker has all that it needs of the sums that are complete here."""
+        if not any(one.complete for one in self._sums.values()):
             return True
         after = self._neighbours()[1].name
         return after in self.left or after in self._ended
@@ -249,6 +249,9 @@ class Ring:
             self._piece(message, event.payload, now, out)
             return
         if isinstance(message, PieceProbe):
+            for number in sorted(self._sums.keys() & {*message.failed}):
+                name = self._neighbours()[0].name
+                self._end(number, out, RingBroken(f"the allreduce has failed at {name}"))
             one = self._sums.get(message.number)
             if one is not None and not one.complete:
                 self._miss(message.number, one.partial, one.whole, message.probe, out)
@@ -361,7 +364,7 @@ class Ring:
 
     def _probe(self, number: int, one: Sum, out: Effects) -> None:
         """Ask the next worker for its missing pieces, after all that were sent to it."""
-        probe = PieceProbe(self._name, number, one.probe())
+        probe = PieceProbe(self._name, number, one.probe(), tuple(self._failed))
         out.append(Send(self._neighbours()[1].id, probe))
 
     def _miss(
@@ -397,7 +400,7 @@ class Ring:
     def _end(self, number: int, out: Effects, error: ShoalError | None = None) -> None:
         one = self._sums.pop(number)
         if error is not None:
-            self._failed = True
+            self._failed.append(number)
             out.append(Detach(self._neighbours()[1].id))
         for sink in one.sinks.values():
             sink.revoke()

@@ -215,6 +215,7 @@ def test_a_specification_decodes_to_what_was_encoded():
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=TableSpec) == spec
 
 
+@pytest.mark.usefixtures("processes_are_those_of_users")
 def test_the_specification_imports_without_torch():
     """DESIGN section 2: a scheduler restarts in a tenth of a second."""
     code = "import sys, shoal.tables.spec; sys.exit('torch' in sys.modules)"

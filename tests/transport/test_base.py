@@ -52,6 +52,7 @@ def test_contracts_are_abstract():
             contract()
 
 
+@pytest.mark.usefixtures("processes_are_those_of_users")
 def test_transports_import_without_torch():
     program = (
         "import sys, shoal.transport, shoal.testing.transports\n"

@@ -37,7 +37,7 @@ demo: $(READY)
 	@$(BIN)/shoal train digits --workers 2 --servers 2 --strategy sync --epochs 30 --batch-size 32 --title demo --next-steps
 
 test: $(READY)
-	@echo "shoal: running the tests (half an hour on two cores)"
+	@echo "shoal: running the tests (some 20 minutes on two cores)"
 	@$(TESTS)
 
 test-fast: $(READY)

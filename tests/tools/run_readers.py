@@ -46,7 +46,7 @@ from shoal.reports.figures import figures_of
 from shoal.reports.live import Live
 from shoal.runs.job import from_mapping
 from shoal.runs.job_file import load_job
-from shoal.runs.resume import environment, resumed_at
+from shoal.runs.resume import resumed_at, resumed_from
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.journal import Journal
 from shoal.storage.run_folder import RunFolder
@@ -111,7 +111,7 @@ def resumed(run: Path) -> str:
     """As `shoal train --resume`, up to the start of its processes."""
     clock = resumed_at(str(run))
     folder = RunFolder(run).checkpoint(clock)
-    return f"{clock} {sorted(environment(str(run), clock).items())} {merged(folder)}"
+    return f"{clock} {resumed_from(str(run), clock)} {merged(folder)}"
 
 
 def checkpoint(run: Path) -> str:

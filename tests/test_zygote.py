@@ -26,6 +26,7 @@ PROGRAMS = {
     "terminated": ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -15),
     "interrupted": ("import os, signal; os.kill(os.getpid(), signal.SIGINT); input()", -2),
     "input": ("print(input())", 0),
+    "name": ("print(globals().get('__file__'), __name__, __spec__ is None)", 0),
     "warning": ("import warnings; warnings.warn('w'); print('on')", None),
     "errors": ("import sys; print('é\\udcff', file=sys.stderr)", 0),
     "child": (

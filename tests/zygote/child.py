@@ -139,6 +139,6 @@ def _run_main(words: list[str]) -> None:
     else:
         sys.argv = list(words)
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
-        main.__file__ = words[0]
-        text = Path(words[0]).read_bytes()
-        exec(compile(text, words[0], "exec", dont_inherit=True), main.__dict__)
+        path = str(Path(words[0]).absolute())
+        main.__file__ = path
+        exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), main.__dict__)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.zygote import zygote
 from tests.zygote.sitecustomize import ZYGOTE
 
 pytestmark = pytest.mark.real
@@ -19,7 +20,7 @@ PROGRAMS = {
     "error": ("1 / 0", 1),
     "at the end": ("import atexit; atexit.register(print, 'last'); print('first')", 0),
     "threads": (
-        "import threading as t, time; t.Thread(target=lambda: (time.sleep(0.1), print(1))).start()",
+        "import threading as t; t.Thread(target=lambda: print(t.main_thread().join())).start()",
         0,
     ),
     "killed": ("import os; os.kill(os.getpid(), 9)", -9),
@@ -47,10 +48,17 @@ def is_forked():
     return subprocess.check_output([sys.executable, "-c", code], text=True) == "True\n"
 
 
-@pytest.fixture(autouse=True)
-def forked():
-    if os.environ.get(ZYGOTE, "off") == "off":
-        pytest.skip("SHOAL_ZYGOTE=off, or coverage")
+@pytest.fixture(autouse=True, scope="module")
+def forked(tmp_path_factory):
+    """The zygote of these tests; one of this file where the others have none."""
+    if os.environ.get(ZYGOTE, "off") != "off":
+        yield
+    else:
+        with zygote(tmp_path_factory.mktemp("zygote")):
+            yield
+
+
+def test_processes_are_forked():
     assert is_forked()
 
 
@@ -78,7 +86,7 @@ def test_a_fork_does_what_the_process_would(name, how, tmp_path, monkeypatch):
 
 def test_a_fork_can_be_waited_for_killed_and_has_the_files_it_is_given(tmp_path):
     reads, writes = os.pipe()
-    code = f"import os, time; os.write({writes}, b'x'); time.sleep(60)"
+    code = f"import os, signal; os.write({writes}, b'x'); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], pass_fds=[writes]) as process:
         os.close(writes)
         assert os.read(reads, 1) == b"x"

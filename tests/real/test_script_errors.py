@@ -1,5 +1,8 @@
 """Errors and prints of a user's script under `shoal run`: what its user sees."""
 
+import subprocess
+import sys
+from collections import Counter
 from textwrap import dedent
 
 import pytest
@@ -110,7 +113,7 @@ def test_where_all_workers_fail_the_first_ones_error_ends_the_run(tmp_path):
     ("output", "lines"),
     [
         ("rank0", {"rank 0 is done"}),
-        ("all", {"rank 0 is done", "worker-1 | rank 1 is done", "worker-2 | rank 2 is done"}),
+        ("all", {f"worker-{rank} | rank {rank} is done" for rank in range(3)}),
         ("none", set()),
     ],
 )
@@ -122,4 +125,21 @@ def test_whose_prints_come_to_the_terminal(tmp_path, capfd, output, lines):
     assert {each for each in shown.splitlines() if "is done" in each} == lines
     logs = {each.stem: each.read_text() for each in (tmp_path / "runs").glob("*/logs/worker-*.log")}
     assert "rank 2 is done" in logs["worker-2"]
-    assert ("rank 0 is done" in logs["worker-0"]) == (output == "none")
+    assert ("rank 0 is done" in logs["worker-0"]) == (output != "rank0")
+
+
+def test_lines_of_several_workers_are_whole(tmp_path):
+    path, lines = tmp_path / "script.py", 20
+    path.write_text(
+        "import shoal\n"
+        "rank = shoal.init().rank\n"
+        f"for line in range({lines}):\n"
+        "    print('BEGIN', str(rank) * 100_000, 'END', flush=True)\n"
+    )
+    command = [sys.executable, "-m", "shoal", "run", "--workers", "3", "--output", "all", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = Counter(line for line in done.stdout.splitlines() if "BEGIN" in line)
+    assert shown == {
+        f"worker-{rank} | BEGIN {str(rank) * 100_000} END": lines for rank in range(3)
+    }

@@ -103,7 +103,7 @@ class ScriptApplication(Application[ScriptRun]):
                 "shoal.apps.script:worker_main",
                 {"script": script, "args": args, "threads": threads},
                 env={**env, "SHOAL_RANK": str(rank)},
-                inherit_output=rank == 0 and how.output != "none",
+                inherit_output=rank == 0 and how.output == "rank0",
             )
             for rank in range(how.workers)
         ]
@@ -116,8 +116,10 @@ class ScriptApplication(Application[ScriptRun]):
 
     @contextmanager
     def display(self, console: Console, folder: RunFolder) -> Iterator[Callable[[], None]]:
-        others = range(1, self.spec.workers if self.spec.output == "all" else 1)
-        with Followed({f"worker-{rank}": folder.log(f"worker-{rank}") for rank in others}) as logs:
+        # one process writes what all have printed, so that no line is within another
+        workers = [f"worker-{rank}" for rank in range(self.spec.workers)]
+        shown = workers if self.spec.output == "all" else []
+        with Followed({name: folder.log(name) for name in shown}) as logs:
             yield logs.show
 
     def summarise(self, folder: RunFolder, started_at: float) -> dict[str, Any]:

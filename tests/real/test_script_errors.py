@@ -140,6 +140,4 @@ def test_lines_of_several_workers_are_whole(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     shown = Counter(line for line in done.stdout.splitlines() if "BEGIN" in line)
-    assert shown == {
-        f"worker-{rank} | BEGIN {str(rank) * 100_000} END": lines for rank in range(3)
-    }
+    assert shown == {f"worker-{rank} | BEGIN {str(rank) * 100_000} END": lines for rank in range(3)}

@@ -1,6 +1,5 @@
 """Simulated training takes the time that it is told, and says what went wrong."""
 
-from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 from shoal.errors import RoundClosed, UnknownName
 from shoal.protocol.machine import Outcome
+from shoal.simulation.draws import Draws
 from shoal.simulation.network import Network, NetworkOptions
 from shoal.simulation.training import raising
 from shoal.tables.spec import Access
@@ -60,7 +60,7 @@ def test_errors_of_requests_are_raised_in_a_program():
 def test_what_a_host_sends_queues_behind_what_it_has_sent():
     """Three messages of 1000 bytes at 1 kB/s, from one host, and from three to one."""
     options = NetworkOptions(delay_s=0.0, jitter_s=0.0, host_bandwidth=10_000.0)
-    network = Network(options, Random(0))
+    network = Network(options, Draws(0))
     arrivals = [network.send(0.0, "a", target, 10000)[0] for target in ("b", "c", "d")]
     assert [round(at, 3) for (at,) in arrivals] == [1.0, 2.0, 3.0]
     arrivals = [network.send(10.0, source, "a", 10000)[0] for source in ("b", "c", "d")]
@@ -98,7 +98,7 @@ def test_a_message_of_one_packet_delays_no_payload():
     """What is small fits between the packets of a payload: it does not put off what comes next."""
     options = NetworkOptions(delay_s=0.0, jitter_s=0.0, host_bandwidth=1000.0)
     for size in (100, 1460):
-        network = Network(options, Random(0))
+        network = Network(options, Draws(0))
         network.send(0.0, "a", "t", 4000)
         network.send(0.0, "b", "x", 5000)
         network.send(0.0, "b", "t", size)  # on its way from 5 s on
@@ -109,7 +109,7 @@ def test_a_message_of_one_packet_delays_no_payload():
 def test_a_host_that_is_free_receives_at_once():
     """Its link is taken from 3 to 4 s, by what its sender sends last."""
     options = NetworkOptions(delay_s=0.0, jitter_s=0.0, host_bandwidth=10_000.0)
-    network = Network(options, Random(0))
+    network = Network(options, Draws(0))
     for target in ("t0", "t1", "t2", "t3"):
         network.send(0.0, "a", target, 10000)
     assert [round(at, 3) for at in network.send(0.0, "b", "t3", 10000)[0]] == [1.0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from random import Random
 from typing import cast
 
 from msgspec.structs import replace
@@ -75,7 +74,7 @@ class SimulatedCluster:
             replicas=plan.replicas,
             drain_s=0.5,
             pause_s=0.5,
-            slow_share=SLOW_SHARE if Random(plan.seed * 29 + 3).random() < DROPPING else 0.0,
+            slow_share=SLOW_SHARE * world.draws.happens("slow workers are dropped", DROPPING),
             slow_window_s=0.5,
             checkpoint_every_s=plan.checkpoint_every_s,
         )
@@ -88,7 +87,7 @@ class SimulatedCluster:
         for _ in range(self._plan.workers):
             self.add_worker()
         for _ in range(self._plan.guests):
-            self._world.at(Random(self._plan.seed * 53 + 1).random() ** 2, self.add_worker)
+            self._world.at(self._world.draws["guests start"].random() ** 2, self.add_worker)
 
     def add_worker(self) -> NodeId | None:
         """Start another worker and return its node; None if the ledger has no keys for it.

@@ -46,8 +46,9 @@ class ProcessHeartbeats:
         if session.incarnation:
             at = "its busy loop" if sim.turns == turns else ""
             beat = ProcessHeartbeat(sim.node, session.incarnation, sim.turns, at)
-            size = len(encode(beat))
-            arrivals, _ = world.network.send(world.now, sim.node, SCHEDULER, size, "heartbeats")
+            arrivals, _ = world.network.send(
+                world.now, sim.node, SCHEDULER, len(encode(beat)), connection="heartbeats"
+            )
             for when in arrivals:
                 world.at(when, partial(self._arrive, beat))
 

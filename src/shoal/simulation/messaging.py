@@ -101,7 +101,7 @@ class Messaging:
                 reset = partial(host.handle, sim, PeerLost(target))
                 host.at(host.now + RESET_S, reset)
                 return
-            takes_s = host.network.connects_s()
+            takes_s = host.network.connects_s(source, target)
             leaves = self._connections.reach(source, sim.machine, target, host.now, takes_s)
         if leaves is None:
             if self._connections.hangs(source, target, host.now):
@@ -114,7 +114,9 @@ class Messaging:
         if host.drop(source, target, message):
             host.note_line(f"{line}   LOST")
             return
-        arrivals, faults = host.network.send(leaves, source, target, len(frame) + nbytes)
+        arrivals, faults = host.network.send(
+            leaves, source, target, len(frame) + nbytes, message.__class__.__name__
+        )
         self._hit(faults, message)
         host.note_line(line if arrivals else f"{line}   LOST")
         breaks = self._connections.breaks(source, target)
@@ -147,7 +149,7 @@ class Messaging:
         if host.network.options.streams:
             self._half_read[source, envelope.target] = deque()
         self._pour(sim, envelope, message, arrival, 0, first)
-        rest, faults = host.network.second_part()
+        rest, faults = host.network.second_part(source, envelope.target, message.__class__.__name__)
         self._hit(faults, message)
         host.at(host.now + rest, partial(self._finish, sim, envelope, message, arrival, first))
         if host.cut_short(source, envelope.target, message):

@@ -13,6 +13,7 @@ from random import Random
 import msgspec
 
 from shoal.protocol.views import NodeId
+from shoal.simulation.draws import Draws
 
 Link = tuple[NodeId, NodeId, str]  # source, target, and which of several connections
 Fate = tuple[list[float], list[str]]  # arrival times, and the names of faults
@@ -52,11 +53,14 @@ class NetworkOptions(msgspec.Struct, frozen=True):
 
 
 class Network:
-    """Decides when each copy of a message arrives, by the given random generator."""
+    """Decides when each copy of a message arrives.
 
-    def __init__(self, options: NetworkOptions, random: Random) -> None:
+    The fate of a message is drawn for its link and its kind: one of another kind does not shift it.
+    """
+
+    def __init__(self, options: NetworkOptions, draws: Draws) -> None:
         self.options = options
-        self.random = random
+        self._draws = draws
         self.hits: Counter[str] = Counter()
         self._last: dict[Link, float] = {}
         self._queued: dict[Link, list[tuple[float, int]]] = {}
@@ -98,9 +102,11 @@ class Network:
         between = [link for link in self._queued if {one, other} == set(link[:2])]
         return any(at > now for link in between for at, _ in self._queued[link])
 
-    def connects_s(self) -> float:
+    def connects_s(self, source: NodeId, target: NodeId) -> float:
         """Return how long it takes to connect to a peer that answers."""
-        return self.random.random() * CONNECT_S if self.options.streams else 0.0
+        if not self.options.streams:
+            return 0.0
+        return self._draws["connect", source, target].random() * CONNECT_S
 
     def heal(self) -> None:
         """End all faults but blackholes, which end with their connections."""
@@ -110,27 +116,34 @@ class Network:
         self._cut.clear()
 
     def send(
-        self, now: float, source: NodeId, target: NodeId, nbytes: int, connection: str = ""
+        self,
+        now: float,
+        source: NodeId,
+        target: NodeId,
+        nbytes: int,
+        kind: str = "",
+        connection: str = "",
     ) -> Fate:
         """Return the arrival times of a message sent now (none, one or two), and its faults."""
+        random = self._draws["message", source, target, kind]
         cut_until = self._cut_until(source, target)
         if not connection and self._blackholes.get(frozenset((source, target)), 0.0) > now:
             return self._fate([], ["blackhole"])
         link = source, target, connection
         if self.options.streams:
-            return self._fate(*self._stream(now, link, nbytes, cut_until))
+            return self._fate(*self._stream(random, now, link, nbytes, cut_until))
         if cut_until > now:
             return self._fate([], ["partition"])
-        return self._fate(*self._datagram(now, link, nbytes))
+        return self._fate(*self._datagram(random, now, link, nbytes))
 
-    def _datagram(self, now: float, link: Link, nbytes: int) -> Fate:
-        options, random = self.options, self.random
+    def _datagram(self, random: Random, now: float, link: Link, nbytes: int) -> Fate:
+        options = self.options
         if random.random() < options.loss:
             return [], ["loss"]
         queue = [each for each in self._queued.get(link, ()) if each[0] > now]
         if queue and sum([size for _, size in queue]) + nbytes > options.link_bytes:
             return [], ["overflow"]
-        at, faults = self._travel(now, link, nbytes)
+        at, faults = self._travel(random, now, link, nbytes)
         if random.random() < options.reorder:
             faults.append("reorder")
         else:
@@ -143,15 +156,17 @@ class Network:
         self._queued[link] = queue + [(each, nbytes) for each in arrivals]
         return arrivals, faults
 
-    def _stream(self, now: float, link: Link, nbytes: int, cut_until: float) -> Fate:
-        options, random = self.options, self.random
+    def _stream(
+        self, random: Random, now: float, link: Link, nbytes: int, cut_until: float
+    ) -> Fate:
+        options = self.options
         queue = [each for each in self._queued.get(link, ()) if each[0] > now]
         leaves, held = now, sum([size for _, size in queue])
         for arrives, size in queue:
             if held + nbytes <= options.link_bytes:
                 break
             leaves, held = arrives, held - size
-        at, faults = self._travel(leaves, link, nbytes)
+        at, faults = self._travel(random, leaves, link, nbytes)
         if leaves > now:
             faults.append("back-pressure")
         pause, sent = RETRANSMIT_S, leaves
@@ -164,11 +179,13 @@ class Network:
         self._queued[link] = [*queue, (at, nbytes)]
         return [at], sorted(set(faults))
 
-    def _travel(self, now: float, link: Link, nbytes: int) -> tuple[float, list[str]]:
+    def _travel(
+        self, random: Random, now: float, link: Link, nbytes: int
+    ) -> tuple[float, list[str]]:
         """Return when a message that leaves now arrives, and its faults: a clogged link."""
         options = self.options
         queued_s = self._queues(now, link, nbytes) if options.host_bandwidth else 0.0
-        at = now + queued_s + options.delay_s + self.random.random() * options.jitter_s
+        at = now + queued_s + options.delay_s + random.random() * options.jitter_s
         at += nbytes / options.bandwidth
         clogged = self._clogged.get(link[:2], 0.0)
         return (at + clogged - now, ["clog"]) if clogged > now else (at, [])
@@ -193,11 +210,12 @@ class Network:
         self._receives[target] = sorted([*busy, (begins, begins + takes_s)])
         return begins + takes_s - now
 
-    def second_part(self) -> tuple[float, list[str]]:
+    def second_part(self, source: NodeId, target: NodeId, kind: str) -> tuple[float, list[str]]:
         """Return the delay of the second part of a payload, and its faults."""
-        if self.random.random() < self.options.stall:
-            return self.random.random() * self.options.stall_s, self._fate([], ["stall"])[1]
-        return self.random.random() * self.options.payload_s, []
+        random = self._draws["second part", source, target, kind]
+        if random.random() < self.options.stall:
+            return random.random() * self.options.stall_s, self._fate([], ["stall"])[1]
+        return random.random() * self.options.payload_s, []
 
     def _fate(self, arrivals: list[float], faults: list[str]) -> Fate:
         self.hits.update(faults)

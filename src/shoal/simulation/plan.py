@@ -11,13 +11,14 @@ import msgspec
 from shoal.protocol.server.chains.link import ReplicationOptions
 from shoal.protocol.session_options import SessionOptions
 from shoal.protocol.worker.options import WorkerOptions
+from shoal.simulation.draws import Draws
 from shoal.simulation.network import NetworkOptions
 from shoal.tables.consistency import Consistency, Quorum, asp, bsp, ssp
 
 PHASES = ("joining", "view change", "open round", "waiting", "quiet")
 BOUNDED, VISITS_BYTES = 0.25, 200  # share of the seeds; extra bytes of their requests
 SAVE_EVERY = 3  # clocks; twice that under ssp, where pushes wait for it
-CHECKPOINT_S = 0.15  # in a quarter of the seeds, where views name the clocks
+BY_TIME, CHECKPOINT_S = 0.25, 0.15  # share of the seeds, where views name the clocks
 PROVEN = 0.3  # share of the seeds with death reports
 LEASED, BATCH_BYTES = 0.25, 60  # share of the seeds; extra bytes of their requests
 MODEL_BYTES = 200  # extra bytes of requests with an optimizer table
@@ -71,7 +72,6 @@ class Plan(msgspec.Struct, frozen=True):
     unheard:       whether the scheduler is cut off as servers adopt its views
     """
 
-    seed: int
     servers: int
     workers: int
     consistency: Consistency
@@ -102,48 +102,48 @@ class Plan(msgspec.Struct, frozen=True):
     @staticmethod
     def of(seed: int) -> Plan:
         """Return the plan of a seed, which depends on the seed alone."""
-        random = Random(seed * 7919 + 17)
-        rules = [bsp(), bsp(), ssp(0, "round_end"), ssp(random.randint(1, 3)), asp()]
-        servers, workers = random.randint(1, 3), random.randint(2, 4)
-        replicas = min(servers, Random(seed * 23 + 9).choice([1, 2, 2, 3]))
-        rule = random.choice(rules)
-        bounded = Random(seed * 19 + 7).random() < BOUNDED
-        by_time = seed % 4 == 0
-        leased = Random(seed * 37 + 5).random() < LEASED
-        aside = Random(seed * 43 + 11)  # a separate generator: draws shift no other
-        guests = aside.randint(1, 3) * (aside.random() < VISITED)
+        draws = Draws(seed)
+        rules = [bsp(), bsp(), ssp(0, "round_end"), ssp(draws["staleness"].randint(1, 3)), asp()]
+        servers, workers = draws["servers"].randint(1, 3), draws["workers"].randint(2, 4)
+        replicas = min(servers, draws["replicas"].choice([1, 2, 2, 3]))
+        rule, network = draws["rule"].choice(rules), draws["network"]
+        bounded, leased = draws.happens("bounded", BOUNDED), draws.happens("leased", LEASED)
+        by_time = draws.happens("checkpoints by time", BY_TIME)
         plan = Plan(
-            seed,
             servers,
             workers,
             rule,
             NetworkOptions(
-                loss=random.choice([0.0, 0.03, 0.06]),
-                duplicate=random.choice([0.0, 0.03, 0.08]),
-                reorder=random.choice([0.0, 0.3, 0.6]),
-                stall=random.choice([0.0, 0.02]),
-                jitter_s=random.choice([0.0005, 0.002, 0.01]),
-                link_bytes=random.choice([4600, 4600, 4600, 6000])
+                loss=network.choice([0.0, 0.03, 0.06]),
+                duplicate=network.choice([0.0, 0.03, 0.08]),
+                reorder=network.choice([0.0, 0.3, 0.6]),
+                stall=network.choice([0.0, 0.02]),
+                jitter_s=network.choice([0.0005, 0.002, 0.01]),
+                link_bytes=network.choice([4600, 4600, 4600, 6000])
                 + MODEL_BYTES
                 + bounded * VISITS_BYTES
                 + leased * BATCH_BYTES,
+                streams=draws.happens("streams", STREAMS),
             ),
             replicas=replicas,
-            kill_server=random.random() < (0.15 if replicas == 1 else 0.8),
-            faults=random.randint(8, 11),
+            kill_server=draws.happens("server dies", 0.15 if replicas == 1 else 0.8),
+            faults=draws["number of faults"].randint(8, 11),
             clocks=26 if servers * workers > 3 else 44,
             bounded=bounded,
             leased=leased,
             save_every=0 if by_time else SAVE_EVERY * (1 if rule.apply_at == "round_end" else 2),
             checkpoint_every_s=CHECKPOINT_S * by_time,
-            proves_death=Random(seed * 41 + 3).random() < PROVEN,
-            guests=guests,
-            guests_rule=aside.choice(rules),
-            guests_leased=aside.random() < LEASED,
-            long_bytes=_long_bytes(Random(seed * 89 + 37)),
-            unheard=by_time and Random(seed * 83 + 13).random() < UNHEARD,
+            proves_death=draws.happens("proven deaths", PROVEN),
+            guests=draws["guests"].randint(1, 3) * draws.happens("visited", VISITED),
+            guests_rule=draws["guests' rule"].choice(rules),
+            guests_leased=draws.happens("guests' leases", LEASED),
+            hosts=draws["hosts"].choice([0, 0, 2, 3]),
+            sums=draws.happens("sums", SUMMING),
+            costly=draws.happens("costly", COSTLY),
+            long_bytes=_long_bytes(draws["long work"]),
+            unheard=by_time and draws.happens("unheard", UNHEARD),
         )
-        return plan._varied(Random(seed * 61 + 29))._closing(Random(seed * 101 + 13))
+        return plan._varied(draws)._closing(draws["quorum"])
 
     def _closing(self, random: Random) -> Plan:
         """Return the plan with rounds that close without some workers, in some seeds."""
@@ -153,29 +153,25 @@ class Plan(msgspec.Struct, frozen=True):
         rule = msgspec.structs.replace(self.consistency, closes=quorum)
         return msgspec.structs.replace(self, consistency=rule, leased=False)
 
-    def _varied(self, random: Random) -> Plan:
-        """Return the plan with variations: large, several hosts, fixed size, constant faults."""
-        more: dict[str, Any] = {"hosts": random.choice([0, 0, 2, 3])}
-        more["sums"] = random.random() < SUMMING
-        if random.random() < RELENTLESS:
+    def _varied(self, draws: Draws) -> Plan:
+        """Return the plan with variations: large, fixed size, constant faults."""
+        more: dict[str, Any] = {}
+        if draws.happens("constant faults", RELENTLESS):
             more |= {"constant_faults": True, "heal_at_s": HEAL_LATE_S}
-        if random.random() < FIXED:
+        if draws.happens("fixed size", FIXED):
             more |= {"elastic": False, "guests": 0}
-        elif random.random() < RESTLESS:
+        elif draws.happens("moving rows", RESTLESS):
             more["moving_rows"] = True
-        if random.random() < LARGE:
-            servers = random.randint(4, 8)
+        if draws.happens("large", LARGE):
+            random = draws["large cluster"]
             more |= {
-                "servers": servers,
+                "servers": random.randint(4, 8),
                 "workers": random.randint(5, 16),
                 "replicas": random.choice([1, 2, 3, 4]),
                 "clocks": random.randint(8, 11),
                 "incarnations": LARGE_INCARNATIONS,
                 "long_bytes": max(self.long_bytes, LONG_BYTES[2]),  # or all of it takes too long
             }
-        more["costly"] = random.random() < COSTLY
-        if random.random() < STREAMS:
-            more["network"] = msgspec.structs.replace(self.network, streams=True)
         return msgspec.structs.replace(self, **more)
 
     def for_fault_schedule(self) -> Plan:

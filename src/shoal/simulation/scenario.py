@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
-from random import Random
 
 import msgspec
 
 from shoal.errors import ClusterFull, LeftAlone, ShoalError
 from shoal.protocol.admin.question import Question
-from shoal.protocol.machine import Note, Save
+from shoal.protocol.machine import Event, Note, Received, Save
 from shoal.protocol.messages.admin import DeathReport, DeathReportSeen
 from shoal.protocol.messages.base import SCHEDULER, Message
 from shoal.protocol.scheduler.failure_detector import LOOK_S
@@ -88,9 +87,8 @@ class Scenario:
         self, seed: int, keep_lines: bool = False, fault_schedule: Sequence[Fault] = ()
     ) -> None:
         self.plan = plan = Plan.of(seed).for_fault_schedule() if fault_schedule else Plan.of(seed)
-        random = Random(seed * 104729 + 5)
         self.world = World(seed, plan.network, keep_lines)
-        self.work = Workload(self.world, seed, plan)
+        self.work = Workload(self.world, plan)
         kinds = {
             "sparse ledger": self.work.sparse,
             "bounded table": self.work.bounded is not None,
@@ -110,18 +108,18 @@ class Scenario:
             "long work": plan.long_bytes < inf,
         }
         self.world.coverage.update(kind for kind, here in kinds.items() if here)
-        costs = Random(seed * 79 + 11)
-        self.world.write_s = lambda: WRITE_S * costs.random()
+        draws = self.world.draws
+        self.world.write_s = lambda: WRITE_S * draws["slow disk"].random()
         if plan.costly:
-            self.world.event_s = lambda: EVENT_S * costs.random() ** 30
+            self.world.event_s = self._costs
         self.works = {"": self.work}
         if plan.guests:
-            self.works[GUESTS] = Workload(self.world, seed * 47 + 1, plan.for_guests(), self.work)
+            self.works[GUESTS] = Workload(self.world, plan.for_guests(), self.work)
         for work in self.works.values():
             work.may_end = self._may_end
         self.cluster = SimulatedCluster(self.world, plan, self.works)
         self.world.phase = self.cluster.phase
-        self.faults = FaultInjector(self.world, self.cluster, random)
+        self.faults = FaultInjector(self.world, self.cluster)
         self._views = Views()
         self._durability = Durability()
         self._cuts = Cuts()
@@ -134,11 +132,9 @@ class Scenario:
         self.world.on_left_out = self._on_left_out
         self.world.on_crash = self._on_crash
         self.world.on_send = self._on_send
-        self._scheduled = ScheduledFaults(
-            fault_schedule, self.world, self.cluster, self.faults, random
-        )
+        self._scheduled = ScheduledFaults(fault_schedule, self.world, self.cluster, self.faults)
         self.cluster.start()
-        victim = f"server-{random.randrange(plan.servers)}" if plan.kill_server else None
+        victim = f"server-{draws['victim'].randrange(plan.servers)}" if plan.kill_server else None
         self.faults.plan(plan.faults, plan.phases(), victim, plan.replicas > 1)
         if plan.guests > 1 and plan.replicas > 1 and not fault_schedule:
             self.faults.kill_head_of(GUESTS)
@@ -149,6 +145,11 @@ class Scenario:
         self.world.at(plan.heal_at_s, self.faults.heal)
 
     # ------------------------------------------------------------------ hooks
+
+    def _costs(self, node: NodeId, event: Event) -> float:
+        """Return how long an event takes."""
+        kind = type(event.message if isinstance(event, Received) else event).__name__
+        return EVENT_S * self.world.draws["cost", node, kind].random() ** 30
 
     def _on_send(self, sim: SimNode, target: NodeId, message: Message) -> None:
         if sim.node == SCHEDULER:

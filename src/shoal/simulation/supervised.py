@@ -49,6 +49,7 @@ from shoal.protocol.supervision.supervisor import (
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
+from shoal.simulation.draws import Draws
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Program, SimNode, Sleep
 from shoal.simulation.plan import REPLICATION, SESSION, WORKER
@@ -91,11 +92,12 @@ class SupervisedScenario:
     """
 
     def __init__(self, seed: int, keep_lines: bool = False) -> None:
-        random = self._random = Random(seed * 6151 + 11)
+        draws = Draws(seed)
+        random = draws["run"]
         self.on_loss: OnLoss = random.choice(get_args(OnLoss))
         self.servers, self.workers = random.randint(1, 3), random.randint(2, 3)
         self.replicas = min(self.servers, random.choice([1, 2, 2]))
-        self.world = world = World(seed, _network(random), keep_lines)
+        self.world = world = World(seed, _network(draws["network"]), keep_lines)
         self.supervisor = Supervisor()
         self.supervisor.policy = loss_policy(
             self.servers, self.replicas, self.workers, self.on_loss
@@ -126,7 +128,7 @@ class SupervisedScenario:
         self._early = False  # whether a fault came before the run had begun
         self._joined: set[int] = set()  # the processes that the scheduler knows
         self._unknown = False  # whether one that it does not know is stopped for good
-        self.faults = [*self._draw()]
+        self.faults = self._draw(draws["faults"])
         world.on_note = self._on_note
         for name in self._names():
             self._start(name)
@@ -138,8 +140,8 @@ class SupervisedScenario:
         servers = [f"server-{rank}" for rank in range(self.servers)]
         return [SCHEDULER, *servers, *(f"worker-{rank}" for rank in range(self.workers))]
 
-    def _draw(self) -> list[SupervisedFault]:
-        random, faults = self._random, []
+    def _draw(self, random: Random) -> list[SupervisedFault]:
+        faults = []
         at = FIRST_S + 4 * random.random()
         for _ in range(random.randint(1, 3)):
             name = random.choice(self._names())
@@ -155,7 +157,8 @@ class SupervisedScenario:
     def _start(self, name: str) -> None:
         """Start a process, as the launcher of an engine does."""
         self.supervisor.starts(name, self.world.now)
-        self.world.at(self.world.now + FORK_S * self._random.random(), partial(self._begin, name))
+        at = self.world.now + FORK_S * self.world.draws["fork", name].random()
+        self.world.at(at, partial(self._begin, name))
 
     def _begin(self, name: str) -> None:
         if self.outcome:
@@ -191,7 +194,7 @@ class SupervisedScenario:
         mine, rank = np.ones(1, np.int64).view(np.uint8).data, machine.session.rank
         out = np.zeros(self.workers, np.int64)
         while machine.clock < CLOCKS:
-            yield Sleep(STEP_S * self._random.random())
+            yield Sleep(STEP_S * self.world.draws["step", name].random())
             if node in self._status:
                 return
             clock = machine.clock
@@ -314,12 +317,15 @@ class SupervisedScenario:
         """Read the scheduler's log, a little later."""
         match note:
             case ViewMade():
-                self.world.at(self.world.now + READ_S * self._random.random(), self._begun)
+                self.world.at(self._read_at(), self._begun)
             case MemberJoined():
                 self._joined.add(note.process)
             case MemberLost(name, how, process):
-                later = self.world.now + READ_S * self._random.random()
-                self.world.at(later, lambda: self._declared(name, process, how))
+                self.world.at(self._read_at(), lambda: self._declared(name, process, how))
+
+    def _read_at(self) -> float:
+        """Return when the engine reads what is written to the log now."""
+        return self.world.now + READ_S * self.world.draws["log"].random()
 
     def _begun(self) -> None:
         self.supervisor.begun()

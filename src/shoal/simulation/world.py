@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from random import Random
 from typing import Any
 
 from shoal.errors import InvariantBroken
@@ -44,6 +43,7 @@ from shoal.protocol.requests import Start, Wait
 from shoal.protocol.server.notes import Declined
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
+from shoal.simulation.draws import Draws
 from shoal.simulation.messaging import Messaging
 from shoal.simulation.network import Network, NetworkOptions
 from shoal.simulation.node import Program, SimNode, Sleep
@@ -54,6 +54,7 @@ from shoal.simulation.trace import Trace
 class World:
     """The network, the clock and the disks of all machines of a cluster.
 
+    draws:   the generators of the seed
     closed:  the nodes of which a connection was closed: the node died, or the connection broke
 
     Hooks for checkers:
@@ -72,13 +73,15 @@ class World:
     drop:       (source, target, message): lose the message
 
     phase:             the cluster's phase, for coverage
-    event_s, write_s:  the time that the next event takes, and the next write to a slow disk
+    event_s:           (node, event): the time that the event takes
+    write_s:           the time that the next write to a slow disk takes
     """
 
     def __init__(
         self, seed: int, options: NetworkOptions | None = None, keep_lines: bool = False
     ) -> None:
-        self.network = Network(options or NetworkOptions(), Random(seed + 1))
+        self.draws = Draws(seed)
+        self.network = Network(options or NetworkOptions(), self.draws)
         self.now = 0.0
         self.nodes: dict[NodeId, SimNode] = {}
         self.events = 0
@@ -94,11 +97,11 @@ class World:
         self.crash_at: Callable[[SimNode, object], bool] = lambda node, effect: False
         self.cut_short: Callable[[NodeId, NodeId, Message], bool] = lambda *_: False
         self.phase: Callable[[], str] = lambda: ""
-        self.event_s: Callable[[], float] = lambda: 0.0
+        self.event_s: Callable[[NodeId, Event], float] = lambda node, event: 0.0
         self.write_s: Callable[[], float] = lambda: 0.0
         self.drop: Callable[[NodeId, NodeId, Message], bool] = lambda source, to, message: False
         self._messaging = Messaging(self)
-        self._work = OffloadedWork(Random(seed + 2))
+        self._work = OffloadedWork(self.draws)
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
 
@@ -196,7 +199,7 @@ class World:
             return
         if not self.network.carries(self.now, one, other):
             self.coverage["redialled"] += 1
-            at = self.now + self.network.connects_s()
+            at = self.now + self.network.connects_s(one, other)
             self.at(at, partial(self.break_connection, one, other, closed=False))
 
     def hang_connects(self, node: NodeId, until: float) -> None:
@@ -236,7 +239,7 @@ class World:
         sim.turns += 1
         if isinstance(event, Received) and (problem := sim.machine.problem_of(event)):
             raise InvariantBroken(f"{event} is not lawful: {problem}")  # all here are members
-        sim.works_until = max(sim.works_until, self.now) + self.event_s()
+        sim.works_until = max(sim.works_until, self.now) + self.event_s(sim.node, event)
         if self._perform(sim, sim.machine.handle(event, self.now)):
             sim.machine.check()
             self.on_event(sim)
@@ -244,7 +247,7 @@ class World:
 
     def _perform(self, sim: SimNode, effects: Effects) -> bool:
         """Carry out effects; return whether the node is alive after that."""
-        for at, effect in enumerate(effects):
+        for index, effect in enumerate(effects):
             if sim.holds(effect, self.now):
                 if len(sim.held) == 1:
                     self.at(sim.disk.full_until, partial(self._room_on_disk, sim))
@@ -264,7 +267,7 @@ class World:
                     sim.disk.write(effect)
                     if self.now < sim.disk.slow_until:  # the loop waits for it
                         sim.works_until = max(sim.works_until, self.now) + self.write_s()
-                        sim.held.extend(effects[at + 1 :])
+                        sim.held.extend(effects[index + 1 :])
                         self.at(sim.works_until, partial(self._room_on_disk, sim))
                         return True
                 case Detach(to):
@@ -278,9 +281,11 @@ class World:
                 case Save():
                     self.on_save(effect)
                 case AwaitRoom(to):
-                    self.at(self.now + self._work.seconds(), partial(self.handle, sim, HasRoom(to)))
+                    at = self.now + self._work.seconds(sim.node, effect)
+                    self.at(at, partial(self.handle, sim, HasRoom(to)))
                 case Offload():
-                    self.at(self.now + self._work.seconds(), partial(self._offloaded, sim, effect))
+                    at = self.now + self._work.seconds(sim.node, effect)
+                    self.at(at, partial(self._offloaded, sim, effect))
                 case Note():
                     self.trace.note(self.now, sim.node, effect)
                     self.coverage[f"note {effect.kind}"] += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from random import Random
 
 from shoal.protocol.machine import Append, Persist
 from shoal.protocol.messages.base import SCHEDULER
@@ -29,13 +28,12 @@ class EnvironmentFaults:
         self,
         world: World,
         cluster: SimulatedCluster,
-        random: Random,
         count: Callable[[str], None],
         restart_scheduler: Callable[[], None],
     ) -> None:
         self._world = world
         self._cluster = cluster
-        self._random = random
+        self._draws = world.draws
         self._count = count
         self._restart_scheduler = restart_scheduler
         self._sync_fails = False
@@ -49,7 +47,7 @@ class EnvironmentFaults:
 
     def inject(self, what: str, names: Sequence[NodeId], until: float) -> None:
         """Inject a fault; one of a disk or of memory lasts until `until` or somewhat longer."""
-        world, random = self._world, self._random
+        world, random = self._world, self._draws[what]
         disk = world.nodes[SCHEDULER].disk
         match what:
             case "fill disk":
@@ -92,7 +90,7 @@ class EnvironmentFaults:
         if not isinstance(effect, Persist | Append):
             return False
         self._sync_fails = False
-        if self._random.random() < 0.5:
+        if self._draws.happens("a write is on the disk", 0.5):
             sim.disk.write(effect)
         self._count("sync fails")
         self._restart_scheduler()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from random import Random
 
 import msgspec
 
@@ -52,15 +51,12 @@ class FaultInjector:
     healed:  whether all faults have ended
     """
 
-    def __init__(self, world: World, cluster: SimulatedCluster, random: Random) -> None:
+    def __init__(self, world: World, cluster: SimulatedCluster) -> None:
         self.counts: Counter[str] = Counter()
         self.healed = False
         self._world = world
         self._cluster = cluster
-        self._random = random
-        self._aside = Random(str(random.getstate()))  # a separate generator: draws shift no other
-        self._constant_faults = Random(str(self._aside.getstate()))
-        self._unheard = Random(str(self._constant_faults.getstate()))
+        self._draws = world.draws
         self._unheard_at = 0.0
         self._replicated = False
         self._bereft_at = 0.0  # rows may move with a worker's death after this time
@@ -72,11 +68,9 @@ class FaultInjector:
         self._breaks_payload = False  # a connection is to break half-way through a payload
         self._in_advance = False  # a worker is to crash between two sends of an advance
         self._exits: NodeId = ""  # a process that is to end in the middle of an event
-        self.deaths = ServerDeaths(world, cluster, random, self.count)
-        self._environment = EnvironmentFaults(
-            world, cluster, self._aside, self.count, self._restart_scheduler
-        )
-        self._pauses = Pauses(world, self._aside, self._constant_faults, self.count, self._may_lose)
+        self.deaths = ServerDeaths(world, cluster, self.count)
+        self._environment = EnvironmentFaults(world, cluster, self.count, self._restart_scheduler)
+        self._pauses = Pauses(world, self.count, self._may_lose)
         self._advanced: tuple[NodeId, int] | None = None  # worker and request of the last advance
         world.crash_at = self._crash_at
         world.cut_short = self._cut_short
@@ -85,7 +79,7 @@ class FaultInjector:
         self, number: int, phases: tuple[str, ...], kill_server: NodeId | None, replicated: bool
     ) -> None:
         """Draw `number` faults, each with one of the phases of this cluster."""
-        random = self._random
+        random = self._draws["faults"]
         self._replicated = replicated
         for _ in range(number):
             what, phase = random.choice(FAULTS), random.choice(phases)
@@ -104,7 +98,7 @@ class FaultInjector:
         self, phases: tuple[str, ...], until: float, faults: Sequence[str] = (*FAULTS, *LASTING)
     ) -> None:
         """Draw overlapping faults, one after the other, until `until` or the end of the run."""
-        random = self._constant_faults
+        random = self._draws["constant faults", *faults]
         if self.healed or self._cluster.over():
             return
         self._add(random.choice(faults), random.choice(phases))
@@ -143,7 +137,7 @@ class FaultInjector:
     def _inject(self, what: str) -> None:
         if self.healed or self._cluster.over():
             return
-        random, network = self._random, self._world.network
+        random, network = self._draws[what], self._world.network
         names = sorted(self._world.living())
         if not names:
             return
@@ -166,7 +160,7 @@ class FaultInjector:
                 self._restart_scheduler()
             case "crash scheduler before persist" | "crash scheduler after persist":
                 self._at_persist = what.split()[2]
-                self._records_before = self._aside.choice(RECORDS_BEFORE)
+                self._records_before = random.choice(RECORDS_BEFORE)
             case "partition":
                 island = frozenset(random.sample(names, random.randint(1, max(1, len(names) // 2))))
                 network.partition(island, until)
@@ -218,7 +212,7 @@ class FaultInjector:
         if what == "exit worker":
             names = [name for name in names if self._may_lose(name)]
         if names:
-            self._exits = self._aside.choice(names)
+            self._exits = self._draws[what].choice(names)
 
     def _restart_scheduler(self) -> None:
         self._later(self._cluster.restart_scheduler)
@@ -230,11 +224,12 @@ class FaultInjector:
 
     def _crash_worker(self, node: NodeId) -> None:
         self._cluster.will_crash(node)
-        self._world.crash(node, tell=self._random.random() < 0.5)
+        random = self._draws["crashed worker"]
+        self._world.crash(node, tell=random.random() < 0.5)
         begins = self._cluster.phase() in ("joining", "view change")  # a group may be empty
-        replaced = self._random.random() < 0.7 or begins
+        replaced = random.random() < 0.7 or begins
         if replaced or self._cluster.needed():
-            self._world.at(self._world.now + self._random.random(), self.replace_worker)
+            self._replace_later()
         self._with_a_server()
 
     def kill(self, node: NodeId, role: str) -> None:
@@ -250,8 +245,12 @@ class FaultInjector:
         if not self._cluster.over() and self._cluster.add_worker() is not None:
             self.count("restart worker")
 
+    def _replace_later(self) -> None:
+        at = self._world.now + self._draws["replace worker"].random()
+        self._world.at(at, self.replace_worker)
+
     def _later(self, restart: Callable[[], object]) -> None:
-        self._world.at(self._world.now + 0.05 + self._random.random(), restart)
+        self._world.at(self._world.now + 0.05 + self._draws["restart"].random(), restart)
 
     def _crash_at(self, sim: SimNode, effect: object) -> bool:
         """Return whether a node crashes before an effect.
@@ -259,7 +258,7 @@ class FaultInjector:
         The scheduler crashes just before or after a record is durable, a worker half-way through
         its advance, a server before it sends a given message.
         """
-        if sim.node == self._exits and self._aside.random() < EXITS:
+        if sim.node == self._exits and self._draws.happens("exit", EXITS):
             return self._ends(sim.node)
         if self._environment.fails_to_sync(sim, effect):
             return True
@@ -294,7 +293,7 @@ class FaultInjector:
             self._restart_scheduler()
         else:
             self._cluster.will_crash(node)
-            self._world.at(self._world.now + self._random.random(), self.replace_worker)
+            self._replace_later()
         self.count(f"exit {'scheduler' if node == SCHEDULER else 'worker'}")
         return True
 
@@ -306,8 +305,9 @@ class FaultInjector:
         known = self._cluster.view
         if self.healed or known is None or view <= known.id or self._world.now < self._unheard_at:
             return
-        if self._unheard.random() < UNHEARD:
-            self._unheard_at = self._world.now + UNHEARD_S * (1 + self._unheard.random())
+        random = self._draws["scheduler unheard"]
+        if random.random() < UNHEARD:
+            self._unheard_at = self._world.now + UNHEARD_S * (1 + random.random())
             self._world.network.partition(frozenset([SCHEDULER]), self._unheard_at - UNHEARD_S)
             self.count("scheduler cut off as its view is adopted")
 
@@ -315,12 +315,13 @@ class FaultInjector:
         """Perhaps delay answers, and crash a worker, while rows are about to move."""
         if self.healed:
             return
-        if self._aside.random() < UNANSWERED:
+        random = self._draws["rows move"]
+        if random.random() < UNANSWERED:
             self._delay_answers()
         begun = self._cluster.phase() != "joining" and not self._cluster.full()
-        if begun and self._world.now > self._bereft_at and self._aside.random() < BEREFT:
+        if begun and self._world.now > self._bereft_at and random.random() < BEREFT:
             self._bereft_at = self._world.now + BEREFT_S
-            at = self._world.now + 0.05 * self._aside.random()
+            at = self._world.now + 0.05 * random.random()
             self._world.at(at, partial(self._inject, "crash worker as rows move"))
 
     def _delay_answers(self) -> None:
@@ -367,13 +368,14 @@ class FaultInjector:
         """Record that the world is about to crash a worker, and start another one later."""
         self.count(how)
         self._cluster.will_crash(worker)
-        self._world.at(self._world.now + self._random.random(), self.replace_worker)
+        self._replace_later()
         self._with_a_server()
 
     def _with_a_server(self) -> None:
         """Perhaps crash a server as well before a worker's death is noticed: one view has both."""
-        if self._replicated and self._aside.random() < WITH_A_SERVER:
-            at = self._world.now + UNNOTICED_S * self._aside.random()
+        random = self._draws["with a server"]
+        if self._replicated and random.random() < WITH_A_SERVER:
+            at = self._world.now + UNNOTICED_S * random.random()
             self._world.at(at, lambda: self.deaths.kill_another(True, ""))
 
     def count(self, fault: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 
 from shoal.protocol.views import NodeId
 from shoal.simulation.cluster import HANG_S, SILENCE_S
@@ -25,38 +24,36 @@ class Pauses:
     def __init__(
         self,
         world: World,
-        aside: Random,
-        constant_faults: Random,
         count: Callable[[str], None],
         may_lose: Callable[[NodeId], bool],
     ) -> None:
         self._world = world
-        self._aside = aside
-        self._constant_faults = constant_faults
         self._count = count
         self._may_lose = may_lose
         self._stopped_at = -STOPS_APART_S  # the last long stop of a server
 
     def stop(self, what: str, names: list[NodeId]) -> None:
         """Stop a node for a short time, or for so long that it may be declared dead."""
-        seconds = 0.1 + self._aside.random() * 1.2
-        if self._aside.random() < 0.5 and not what.endswith("worker"):
+        random = self._world.draws[what]
+        seconds = 0.1 + random.random() * 1.2
+        if random.random() < 0.5 and not what.endswith("worker"):
             seconds += DEAD_S
         if names:
             self._count(what + (" for long" if seconds > DEAD_S else ""))
-            self._pause(self._aside.choice(names), seconds)
+            self._pause(random.choice(names), seconds)
 
     def be_busy(self, what: str, names: list[NodeId]) -> None:
         """Have a node's loop make no turn, for a short time or for longer than `SILENCE_S`."""
-        least = DEAD_S if self._aside.random() < 0.5 else 0.1
+        random = self._world.draws[what]
+        least = DEAD_S if random.random() < 0.5 else 0.1
         if names:
-            seconds = least + (BUSY_S - least) * self._aside.random()
+            seconds = least + (BUSY_S - least) * random.random()
             self._count("busy for longer than silence" if seconds > SILENCE_S else what)
-            self._pause(self._aside.choice(names), seconds, busy=True)
+            self._pause(random.choice(names), seconds, busy=True)
 
     def stop_for_long(self, what: str, names: list[NodeId]) -> None:
         """Stop a node for so long that it is declared dead before it continues."""
-        random, now = self._constant_faults, self._world.now
+        random, now = self._world.draws[what], self._world.now
         of_server, hangs = what.split()[1] == "server", what == "hang server"
         if of_server and now < self._stopped_at + STOPS_APART_S:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from random import Random
 from typing import Literal, get_args
 
 import msgspec
@@ -92,13 +91,12 @@ class ScheduledFaults:
         world: World,
         cluster: SimulatedCluster,
         injector: FaultInjector,
-        random: Random,
     ) -> None:
         self._fault_schedule = fault_schedule
         self._world = world
         self._cluster = cluster
         self._injector = injector
-        self._random = random
+        self._random = world.draws["scheduled faults"]
         self._injected = 0
         self._next_at = -1.0  # set when the cluster is whole
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from random import Random
 
 from shoal.protocol.machine import Send
 from shoal.protocol.messages.base import SCHEDULER
@@ -30,16 +29,16 @@ class ServerDeaths:
     """
 
     def __init__(
-        self, world: World, cluster: SimulatedCluster, random: Random, count: Callable[[str], None]
+        self, world: World, cluster: SimulatedCluster, count: Callable[[str], None]
     ) -> None:
         self.healed = False
         self.late_at = 0.0
         self._world = world
         self._cluster = cluster
-        self._random = random
+        self._random = world.draws["server deaths"]
         self._count = count
-        self._aside = Random(str(random.getstate()))
-        self._late = self._aside.random() < LATE
+        self._last = world.draws["server death at the end"]
+        self._late = self._last.random() < LATE
         self._next: tuple[NodeId, str] | None = None  # the server, and before which message
 
     def heal(self) -> None:
@@ -75,10 +74,10 @@ class ServerDeaths:
         if not self._idle() or self._cluster.over() or not servers:
             return
         self._late = False
-        at = self._world.now + LATE_S * self._aside.random()
-        victim = self._aside.choice(sorted(servers))
-        if self._aside.random() < ASLEEP:
-            self._world.pause(SCHEDULER, at + ASLEEP_S * self._aside.random())
+        at = self._world.now + LATE_S * self._last.random()
+        victim = self._last.choice(sorted(servers))
+        if self._last.random() < ASLEEP:
+            self._world.pause(SCHEDULER, at + ASLEEP_S * self._last.random())
         self._world.at(at, lambda: self._crash_late(victim))
 
     def _crash_late(self, victim: NodeId) -> None:
@@ -186,7 +185,7 @@ class ServerDeaths:
         final = isinstance(message, Reply) and message.code == "applied"
         if type(message).__name__.lower() != about_to and not (final and about_to == "answer"):
             return False
-        if self._random.random() < 0.5:  # wait for the next message
+        if self._world.draws.happens(("crash", about_to), 0.5):  # wait for the next message
             return False
         self._next = None
         self._count(f"crash server about to {about_to}")

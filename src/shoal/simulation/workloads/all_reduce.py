@@ -10,6 +10,7 @@ from shoal.protocol.requests import AwaitView, Cancel, Reduce, Start, Wait
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
+from shoal.simulation.draws import Draws
 from shoal.simulation.node import Program, Sleep
 from shoal.simulation.workloads.peers import PeersScenario, add
 
@@ -22,15 +23,15 @@ class RingScenario(PeersScenario):
     """Workers around a ring, their tensors, and the faults between them."""
 
     def __init__(self, seed: int, keep_lines: bool = False) -> None:
-        random = Random(seed * 7919 + 3)
+        draws = Draws(seed)
+        random = draws["tensors"]
         workers = random.randint(2, 5)
         self.sizes = [random.choice(SIZES) for _ in range(SUMS)]
         self.summed: dict[tuple[int, NodeId], np.ndarray] = {}
         self._given_back: list[np.ndarray] = []
-        super().__init__(seed, random, workers, keep_lines)
-        draw = Random(seed * 7919 + 6)
-        cancels = self.parts and not self.victim and draw.random() < CANCELS
-        self.canceller = f"worker-{draw.randrange(workers)}" if cancels else ""
+        super().__init__(seed, workers, keep_lines)
+        cancels = self.parts and not self.victim and draws.happens("cancels", CANCELS)
+        self.canceller = f"worker-{draws['canceller'].randrange(workers)}" if cancels else ""
 
     def values(self, worker: int, number: int) -> np.ndarray:
         """Return a worker's tensor: whole numbers, so that a sum is exact in any order."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from random import Random
 from typing import Any
 
 from shoal.protocol.machine import Outcome
@@ -11,6 +10,7 @@ from shoal.protocol.messages.admin import CheckpointPlanned
 from shoal.protocol.requests import SaveCheckpoint
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
+from shoal.simulation.draws import Draws
 
 ASKING, ASKED = 0.2, 0.08  # share of the seeds, and of the clocks after which a worker asks
 OFTEN, ASKED_OFTEN = 0.25, 0.6  # share of these seeds in which workers ask often
@@ -22,15 +22,16 @@ class CheckpointWorkload:
     planned:  the clocks of the answers
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, draws: Draws, group: str) -> None:
         self.planned: set[int] = set()
-        random = Random(seed * 71 + 13)
-        self._random = random if random.random() < ASKING else None
-        self._asked = ASKED_OFTEN if random.random() < OFTEN else ASKED
+        self._random = draws["checkpoints", group]
+        often = draws.happens(("checkpoints often", group), OFTEN)
+        asks = draws.happens(("asks for checkpoints", group), ASKING)
+        self._asked = (ASKED_OFTEN if often else ASKED) if asks else 0.0
 
     def ask(self, machine: WorkerMachine) -> Generator[Any, Any, None]:
         """Perhaps ask for a checkpoint; check `planned`: it has this worker's earlier pushes."""
-        if self._random is None or self._random.random() >= self._asked:
+        if self._random.random() >= self._asked:
             return
         before = machine.clock
         outcome: Outcome = yield SaveCheckpoint()

@@ -22,6 +22,7 @@ from shoal.protocol.requests import (
 from shoal.protocol.views import FOREVER, NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
+from shoal.simulation.draws import Draws
 from shoal.simulation.node import Program, Sleep
 from shoal.simulation.workloads.peers import PeersScenario, add
 
@@ -42,7 +43,7 @@ class NeighboursScenario(PeersScenario):
     """
 
     def __init__(self, seed: int, keep_lines: bool = False) -> None:
-        random = Random(seed * 7919 + 4)
+        random = Draws(seed)["neighbours"]
         workers = random.randint(2, 6)
         self.graph: Literal["complete", "ring"] = random.choice(("complete", "ring"))
         self.ordered = random.random() < 0.5
@@ -55,7 +56,7 @@ class NeighboursScenario(PeersScenario):
         self._last: dict[tuple[int, int], tuple[int, int]] = {}  # by taker and neighbour
         self._ended: dict[int, set[int]] = {}  # by rank, neighbours whose last versions it took
         self._has_all: set[int] = set()  # ranks that have taken the last version of each neighbour
-        super().__init__(seed, random, workers, keep_lines, streams=random.random() < 0.3)
+        super().__init__(seed, workers, keep_lines, streams=random.random() < 0.3)
 
     def program(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:
         outcome = yield AwaitView()

@@ -56,9 +56,7 @@ class OptimizerWorkload:
         self._lockstep = self.exact and consistency.staleness == 0 and consistency.closes is None
         self._weighed = self.exact and consistency.closes is None
         self.scheduled = not self.exact and random.random() < 0.5
-        aside = Random()
-        aside.setstate(random.getstate())  # draws shift no others
-        self._merge: Merge = aside.choice(list(MERGES)) if self.exact else "mean"
+        self._merge: Merge = random.choice(list(MERGES)) if self.exact else "mean"
         options: dict[str, float | str] = {"lr": RATE}
         if self.exact:
             options["momentum"] = MOMENTUM

@@ -18,6 +18,7 @@ from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
 from shoal.protocol.worker.peers.peers import Peers
 from shoal.simulation.checkers.history import violated
+from shoal.simulation.draws import Draws
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Program
 from shoal.simulation.plan import SESSION
@@ -45,12 +46,13 @@ class PeersScenario(ABC):
     def __init__(
         self,
         seed: int,
-        random: Random,
         workers: int,
         keep_lines: bool,
         streams: bool = False,
         options: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
     ) -> None:
+        draws, faults = Draws(seed), Draws(seed)["faults"]
+        random = draws["network"]
         self.workers = workers
         self.failed: dict[NodeId, str] = {}
         network = NetworkOptions(
@@ -73,15 +75,15 @@ class PeersScenario(ABC):
             session.announce(f"sim://{node}")
             peers = Peers(session, options, PIECE_BYTES, GATHERED_BYTES)
             machine = WorkerMachine(session, options, peers)
-            world.add(node, machine, self.program(node, machine, Random(seed * 31 + index)))
-        self.parts = Random(seed * 7919 + 5).random() < PARTS
+            world.add(node, machine, self.program(node, machine, draws[node]))
+        self.parts = draws.happens("workers end one by one", PARTS)
         self.victim = ""
-        if random.random() < KILLED:
-            self.victim = f"worker-{random.randrange(workers)}"
-            world.at(0.5 + 2 * random.random(), lambda: world.crash(self.victim))
+        if faults.random() < KILLED:
+            self.victim = f"worker-{faults.randrange(workers)}"
+            world.at(0.5 + 2 * faults.random(), lambda: world.crash(self.victim))
         for _ in range(BREAKS):
-            ends = [f"worker-{index}" for index in random.sample(range(workers), 2)]
-            world.at(0.2 + 3 * random.random(), partial(world.break_connection, *ends))
+            ends = [f"worker-{index}" for index in faults.sample(range(workers), 2)]
+            world.at(0.2 + 3 * faults.random(), partial(world.break_connection, *ends))
 
     def finish(self, node: NodeId) -> Program:
         """Finish the work of a worker; its process ends then, or with all others."""

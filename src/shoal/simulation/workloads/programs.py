@@ -62,27 +62,29 @@ class Workload:
     host:  the first group's workload, if another group also reads its tables
     """
 
-    def __init__(self, world: World, seed: int, plan: Plan, host: Workload | None = None) -> None:
-        rule = plan.consistency
+    def __init__(self, world: World, plan: Plan, host: Workload | None = None) -> None:
+        rule, draws = plan.consistency, world.draws
+        group = self._group = "workers" if host is None else "guests"
         self.clocks = plan.clocks
         self.keys = plan.incarnations * plan.clocks
         self.ledger = Ledger(rule, plan.clocks, plan.incarnations)
         self.done: dict[NodeId, None] = {}
-        self.sparse = Random(seed * 13 + 1).random() < SPARSE
-        self.calls = Calls() if Random(seed * 17 + 3).random() < CUSTOM else None
-        self.bounded = BoundedWorkload(rule, Random(seed * 19 + 8)) if plan.bounded else None
+        self.sparse = draws.happens(("sparse", group), SPARSE)
+        self.calls = Calls() if draws.happens(("custom", group), CUSTOM) else None
+        bounded = draws["bounded table", group]
+        self.bounded = BoundedWorkload(rule, bounded) if plan.bounded else None
         self.leased = LeaseWorkload(rule) if plan.leased else None
-        self.checkpoints = CheckpointWorkload(seed)
-        random = Random(seed * 59 + 2)
-        optimized = random.random() < OPTIMIZED
-        self.optimizer = OptimizerWorkload(rule, random) if optimized else None
-        assigned = Random(seed * 61 + 4).random() < ASSIGNED
+        self.checkpoints = CheckpointWorkload(draws, group)
+        optimized = draws.happens(("optimized", group), OPTIMIZED)
+        model = draws["optimizer table", group]
+        self.optimizer = OptimizerWorkload(rule, model) if optimized else None
+        assigned = draws.happens(("assigned", group), ASSIGNED)
         self.state = StateWorkload(rule, lambda: world.now) if assigned else None
-        self._cancels = 0.4 if seed % 4 == 0 else 0.1  # share of pulls that are cancelled
+        often = draws.happens(("cancels often", group), 0.25)
+        self._cancels = 0.4 if often else 0.1  # share of pulls that are cancelled
         self._styles = STYLES if rule.closes is None else [s for s in STYLES if s != "two pushes"]
         self._width = SPARSE_WIDTH if self.sparse else 1
         self._world = world
-        self._seed = seed
         self.may_end: Callable[[], bool] = lambda: True
         self._given_up: dict[NodeId, list[np.ndarray]] = {}  # buffers whose pull has failed
         self._pushing: dict[NodeId, tuple[int, Extras]] = {}  # requests whose outcome is not read
@@ -122,7 +124,7 @@ class Workload:
                 return
         if machine.clock > 0:
             self._world.coverage["join during training"] += 1
-        random = Random(self._seed * 31 + session.incarnation)
+        random = self._world.draws["worker", self._group, session.incarnation]
         while machine.clock < self.clocks and not session.ended:
             yield from self._clock(node, machine, random)
             if self.state is not None and not session.ended:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import shoal
+from shoal.client import finite
 from shoal.errors import (
     AddressInvalid,
     BufferInUse,
@@ -21,9 +22,10 @@ from shoal.errors import (
 )
 from shoal.keys import KeyRange
 from shoal.node.future import Future
-from shoal.protocol.requests import DeclareTable, FinishWork
+from shoal.protocol.requests import DeclareTable, Exchange, FinishWork, PushOp, Start, Wait
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import Access, TableSpec
+from shoal.tables.values import bytes_of
 from tests.real.waiting import until
 
 pytestmark = pytest.mark.real
@@ -47,6 +49,41 @@ def test_push_and_pull_work_on_tables_ranges_and_keys(cluster, servers):
     out = torch.empty(30, 2)
     assert client.blocking.push_pull("w", torch.ones(30, 2), out=out) is out
     assert torch.equal(out, expected + 1)
+
+
+def test_each_way_of_a_push_looks_at_its_values_once(cluster, monkeypatch):
+    looked = []
+    monkeypatch.setattr(finite, "_finite", lambda values, dtype: looked.append(dtype) or True)
+    _, [client] = cluster()
+    client.create_table(TableSpec("w", 2, merge="sum"))
+    values, rows = torch.ones(2), torch.empty(2)
+
+    def ask():
+        return Exchange((PushOp("w", KeyRange(0, 2), bytes_of(values)),))
+
+    def program():
+        yield ask()
+        ticket = yield Start(ask())
+        yield Wait(ticket)
+
+    ways = [
+        lambda: client.push("w", values).wait(),
+        lambda: client.push("w", values, keys=[0, 1]).wait(),
+        lambda: client.push_pull("w", values, out=rows).wait(),
+        lambda: client.exchange(ask()).wait(),
+        lambda: client.blocking.push("w", values),
+        lambda: client.blocking.push_pull("w", values, out=rows),
+    ]
+    for way in 2 * ways:  # the second time as cached
+        looked.clear()
+        way()
+        assert looked == ["float32"]
+    looked.clear()
+    client.drive(program())
+    assert looked == 2 * ["float32"]
+    client.push("w", values, assign=True).wait()  # is not looked at
+    assert len(looked) == 2
+    assert torch.equal(client.pull("w").wait(), values)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int32", "int64", "uint8"])

@@ -112,7 +112,7 @@ class Client(Operations, WorkerFigures):
         super().__init__(Driver(machine, me, address), options)
         self._tickets: dict[int, Future] = {}  # begun by a program; a later one may wait for them
         self.idle_s = 0.0
-        self.blocking = Blocking(self._driver.run, self._exchanges)
+        self.blocking = Blocking(self._run, self._exchanges)
         self._listen(address, name)
         try:
             self._join()
@@ -286,7 +286,7 @@ class Client(Operations, WorkerFigures):
             try:
                 match request:
                     case AllReduce():
-                        self._driver.run(prepared(request)).result()
+                        self._run(prepared(request)).result()
                     case Start(DeclareTable(spec)):
                         future = self._driver.ask(DeclareTable(checked(spec)))
                         self._tickets[future.request_id] = future
@@ -301,20 +301,13 @@ class Client(Operations, WorkerFigures):
                         value = future.outcome
                     case DeclareTable(spec):
                         value = Outcome(value=self.create_table(spec))
-                    case Exchange():
-                        value = self._run(self._exchanges.finite.checked(request))
                     case _:
-                        value = self._run(request)
+                        future = self._run(request)
+                        future.result()
+                        value = future.outcome
             except ShoalError as failed:
                 error = failed
             self.idle_s += perf_counter() - asked_at
-
-    def _run(self, request: object) -> Outcome:
-        """Ask the machine, wait, and return the outcome or raise its error."""
-        future = self._driver.run(request, self._watched(request, None))
-        future.result()
-        assert future.outcome is not None
-        return future.outcome
 
     # ------------------------------------------------------------------ the end
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.client.finite import Finite
 from shoal.client.options import After
 from shoal.errors import BufferInUse, InvalidValue
 from shoal.keys import KeyRange
@@ -66,7 +65,6 @@ class Exchanges:
         self._view = view
         self._incarnation = incarnation
         self._calls: Calls | None = None
-        self.finite = Finite(table)
         self._cache: dict[Key, _CachedExchange] = {}
 
     def push(
@@ -89,7 +87,7 @@ class Exchanges:
             key = (table, id(values), weight, lr, assign, timeout_s)
             cached = self._cache.get(key)
             if cached is not None and cached.fits(values, values):
-                return self.finite.checked(cached.ask)
+                return cached.ask
         spec = self._custom(table, lens is not None or bool(cmd))
         if spec is not None:
             if assign or within is not None or lr is not None or weight != 1.0:
@@ -108,7 +106,7 @@ class Exchanges:
         )
         if key is not None:
             self._remember(key, ask, (values,))
-        return self.finite.checked(ask)
+        return ask
 
     def pull(
         self,
@@ -159,14 +157,14 @@ class Exchanges:
             key = (table, id(values), id(out), advance, weight, lr, timeout_s)
             cached = self._cache.get(key)
             if cached is not None and cached.fits(values, out):
-                return self.finite.checked(cached.ask), lambda: out
+                return cached.ask, lambda: out
         push, pull, finish = self._both_ops(table, values, keys, out)
         ids = ids_of(after)
         push = msgspec.structs.replace(push, lr=_rate(lr))
         ask = Exchange((push,), advance, (pull,), ids, timeout_s, _weight(weight))
         if key is not None and out is not None:
             self._remember(key, ask, (values, out))
-        return self.finite.checked(ask), finish
+        return ask, finish
 
     def _remember(self, key: Key, ask: Exchange, tensors: tuple[Tensor, ...]) -> _CachedExchange:
         def forget(_: object) -> None:

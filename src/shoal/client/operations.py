@@ -8,6 +8,7 @@ from typing import Unpack
 from torch import Tensor
 
 from shoal.client.exchanges import Exchanges, Keys, ids_of, watch_buffers
+from shoal.client.finite import Finite
 from shoal.client.options import (
     After,
     ClientOptions,
@@ -42,6 +43,7 @@ class Operations:
         self.options = options
         self._driver = driver
         session = driver.machine.session
+        self._finite = Finite(self.table)
         self._exchanges = Exchanges(self.table, lambda: self.view, lambda: session.incarnation)
 
     @property
@@ -148,7 +150,7 @@ class Operations:
         References:
             Li et al. 2014, section 3.2 (range push and pull).
         """
-        return self.exchange(self._exchanges.push(table, values, keys, **options))
+        return self._begin(self._exchanges.push(table, values, keys, **options))
 
     def pull(
         self,
@@ -337,7 +339,7 @@ class Operations:
             >>> client.checkpoint()  # doctest: +SKIP
             PlannedCheckpoint(clock=124, folders={'host-a': '/data/mine/checkpoints/0000000124'})
         """
-        future = self._driver.run(SaveCheckpoint())
+        future = self._run(SaveCheckpoint())
         future.result()
         assert future.outcome is not None
         planned: CheckpointPlanned = future.outcome.value
@@ -386,7 +388,7 @@ class Operations:
             NotFinite: a push holds a NaN or an infinity that its table refuses
                 (`TableSpec.nonfinite`); nothing was sent.
         """
-        return self._begin(self._exchanges.finite.checked(ask))
+        return self._begin(ask)
 
     def waiting(self) -> list[tuple[str, str]]:
         """Return the unanswered requests, each with the reason why it waits.
@@ -398,9 +400,17 @@ class Operations:
             return self._driver.machine.waiting()
 
     def _begin(self, request: object, finish: Finish | None = None, pump: bool = False) -> Future:
+        """Submit a request."""
         pump = pump or isinstance(request, Exchange)
-        return self._driver.ask(request, self._watched(request, finish), pump)
+        return self._driver.ask(*self._ready(request, finish), pump)
 
-    def _watched(self, request: object, finish: Finish | None) -> Finish | None:
-        watched = self.options.debug and isinstance(request, Exchange)
-        return watch_buffers(request, finish) if watched else finish  # type: ignore[arg-type]
+    def _run(self, request: object, finish: Finish | None = None) -> Future:
+        """Submit a request and wait; the future is done."""
+        return self._driver.run(*self._ready(request, finish))
+
+    def _ready(self, request: object, finish: Finish | None) -> tuple[object, Finish | None]:
+        """Return a request that may be sent, and what finishes it: the door of all exchanges."""
+        if not isinstance(request, Exchange):
+            return request, finish
+        ready = self._finite.checked(request)
+        return ready, watch_buffers(ready, finish) if self.options.debug else finish

@@ -74,5 +74,6 @@ def test_idle_connections_of_strangers_use_few_descriptors(run):
             endpoint = endpoint_of(server.address)
             strangers.enter_context(socket.create_connection(endpoint, 10.0))
             client.push("w", torch.ones(4)).wait()
-        assert len(list(files.iterdir())) <= before + MOST + 1
+        others = 8  # connections of members, and what is being accepted or closed now
+        assert len(list(files.iterdir())) <= before + MOST + others
         assert client.pull("w").wait().tolist() == [MOST + 300.0] * 4

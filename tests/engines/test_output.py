@@ -44,6 +44,9 @@ def test_a_line_may_be_longer_than_what_is_read_at_once(followed, tmp_path, monk
     monkeypatch.setattr(output, "READ_BYTES", 8)
     (tmp_path / "1.log").write_bytes(b"one\n" + b"x" * 20 + b"\ntwo\n\xff\n")
     followed.show()
+    assert shown(followed) == ["worker-1 | one"]  # no more at once
+    for _ in range(4):
+        followed.show()
     lines = [each.removeprefix("worker-1 | ") for each in shown(followed)]
     assert lines[0] == "one"
     assert "".join(lines[1:-2]) == "x" * 20

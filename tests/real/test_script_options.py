@@ -75,7 +75,8 @@ def told(process):
     """What rank 0 has found."""
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    return json.loads(printed.removeprefix("worker-0 | "))  # with --output all
+    [line] = [each for each in printed.splitlines() if "{" in each]
+    return json.loads(line.removeprefix("worker-0 | "))  # as with --output all
 
 
 def shoal(*words, **env):

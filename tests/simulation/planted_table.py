@@ -44,7 +44,7 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "checkpoints_begin_anew",  # a unit test has it
     "clock_not_told_again",  # a unit test has it
     "clock_told_before_its_rounds",  # a unit test has it
-    "clock_of_later_operations",  # seed 808 has it, and a test of a chain of three
+    "clock_of_later_operations",  # a test of a chain of three has it
     "dead_weigh_in_rounds",  # a unit test has it
     "departed_are_forgotten",  # a unit test has it
     "earlier_departures_dropped",  # a unit test has it
@@ -54,7 +54,7 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "half_a_push_stays_behind",  # a unit test has it
     "history_without_closed",  # a unit test has it
     "joiner_in_closed_rounds",  # a unit test has it
-    "late_parts_count_as_applied",  # seed 3035 has it, and a unit test
+    "late_parts_count_as_applied",  # a unit test has it
     "late_workers_stay_behind",  # a unit test has it
     "lease_log_after_the_journal",  # a unit test has it
     "lease_log_without_ends",  # a unit test has it
@@ -65,16 +65,16 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "replaced_counts_as_broken",  # members reconnect before that matters; unit tests have it
     "rows_recalled_too_early",  # a unit test has it
     "synced_is_for_ever",  # a unit test has it
-    "every_message_asks_for_its_view",  # seed 930360 has it, and a unit test
+    "every_message_asks_for_its_view",  # a unit test has it
     "servers_behind_are_probed_at_once",  # a unit test has it
-    "views_hide_silence",  # seed 924331 has it, and a unit test
+    "views_hide_silence",  # a unit test has it
     "weights_not_handed_on",  # a unit test has it
     "answers_of_any_view_count",  # a unit test has it
     "cut_paths_end_the_work",  # a unit test has it
-    "deserted_groups_are_saved",  # seed 40228 has it, and a unit test
-    "ends_before_checkpoints",  # seed 40952 has it, and a unit test
-    "other_ranks_are_other_processes",  # seed 40094 has it, and a unit test
-    "servers_end_unheard",  # seed 40009 has it, and a unit test
+    "deserted_groups_are_saved",  # a unit test has it
+    "ends_before_checkpoints",  # a unit test has it
+    "other_ranks_are_other_processes",  # a unit test has it
+    "servers_end_unheard",  # a unit test has it
     "answered_before_the_view_counts",  # a unit test has it
     "asked_clock_is_not_regarded",  # a unit test has it
     "call_done_whenever_it_comes",  # a unit test has it
@@ -82,9 +82,9 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "handlers_are_called_while_saved",  # a unit test has it
     "learner_knows_no_past",  # a unit test has it
     "new_head_asks_one_group",  # a unit test has it
-    "nobody_hangs_up",  # seeds 40451 and 300839 have it, and a unit test
+    "nobody_hangs_up",  # a unit test has it
     "one_ledger",  # a unit test has it
-    "placed_shards_stay_open",  # seed 900042 has it, and a unit test
+    "placed_shards_stay_open",  # a unit test has it
     "parts_not_cut",  # a unit test has it
     "pushes_stream_into_a_checkpoint",  # a unit test has it
     "rate_lost_in_takeover",  # a unit test has it

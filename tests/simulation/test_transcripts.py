@@ -33,6 +33,7 @@ from shoal.protocol.session import Session
 from shoal.protocol.session_options import SessionOptions
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
+from shoal.simulation.draws import Draws
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Sleep
 from shoal.simulation.world import World
@@ -60,7 +61,7 @@ class Story:
     """A cluster that does what the commands of a transcript say."""
 
     def __init__(self, commands: list[str]) -> None:
-        self.world = World(0, QUIET, keep_lines=True)
+        self.world = World(Draws(0), QUIET, keep_lines=True)
         self.world.drop = self._drops
         self._losses: list[dict[str, str]] = []
         programs: list[tuple[list[str], list[str]]] = []

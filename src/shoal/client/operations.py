@@ -409,7 +409,7 @@ class Operations:
         return self._driver.run(*self._ready(request, finish))
 
     def _ready(self, request: object, finish: Finish | None) -> tuple[object, Finish | None]:
-        """Return a request that may be sent, and what finishes it: the door of all exchanges."""
+        """Return a request as it is sent, checked if it is an exchange, and what finishes it."""
         if not isinstance(request, Exchange):
             return request, finish
         ready = self._finite.checked(request)

@@ -47,7 +47,7 @@ Replicas = Annotated[int, option("Cluster", "servers that have a copy of each ro
 Memory = Annotated[str, option("Cluster", "memory that each server has for its tables, such as 4GiB or 500M; three quarters of this host's, shared by the servers that are started here together, if not given")]
 Token = Annotated[str, option("Network", "shared secret of the cluster", env="SHOAL_TOKEN")]
 Imports = Annotated[tuple[str, ...], option("Cluster", "module or file that servers import at their start, for its access methods and handlers; may be repeated", flag="--import")]
-Output = Annotated[Literal["rank0", "all", "none"], option("Output", "whose prints come to this terminal: those of rank 0; of all workers, each line of the others behind its worker's name; or none. What rank 0 prints to the terminal is not in its log")]
+Output = Annotated[Literal["rank0", "all", "none"], option("Output", "whose prints come to this terminal: those of rank 0, which are not in its log then; the lines of all workers' logs, each behind its worker's name; or none")]
 StrategyName = Annotated[str, option("Training", STRATEGIES)]
 ScriptStrategy = Annotated[str, option("Training", f"strategy of each shoal.Optimizer for which the script names none (sync, if neither does): {STRATEGIES}")]
 Settings = Annotated[Options, option("Training", "setting of the strategy, such as tau=16: `shoal list strategies` has all; may be repeated")]

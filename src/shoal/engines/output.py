@@ -26,15 +26,19 @@ class Followed:
         self._shown = dict.fromkeys(logs, 0)  # bytes
 
     def show(self) -> None:
-        """Show the lines that have been completed since the last call."""
-        self._show(whole=True)
+        """Show the lines that have been completed since the last call, up to READ_BYTES of each.
 
-    def _show(self, whole: bool) -> None:
+        A process that writes without end does not hold up the caller.
+        """
         for name, log in self._logs.items():
-            while lines := self._next(name, log, whole):
-                for line in lines:
-                    self._out.write(f"{name} | {line.decode(errors='replace')}\n")
+            self._show(name, log, whole=True)
         self._out.flush()
+
+    def _show(self, name: str, log: Path, whole: bool) -> bool:
+        lines = self._next(name, log, whole)
+        for line in lines:
+            self._out.write(f"{name} | {line.decode(errors='replace')}\n")
+        return bool(lines)
 
     def _next(self, name: str, log: Path, whole: bool) -> list[bytes]:
         """Return the next lines of a log; with `whole`, without the line that is being written.
@@ -58,4 +62,7 @@ class Followed:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._show(whole=False)
+        for name, log in self._logs.items():
+            while self._show(name, log, whole=False):
+                pass
+        self._out.flush()

@@ -86,8 +86,9 @@ class SimulatedCluster:
             self.add_server()
         for _ in range(self._plan.workers):
             self.add_worker()
+        at = self._world.draws["guests start"].random() ** 2
         for _ in range(self._plan.guests):
-            self._world.at(self._world.draws["guests start"].random() ** 2, self.add_worker)
+            self._world.at(at, self.add_worker)
 
     def add_worker(self) -> NodeId | None:
         """Start another worker and return its node; None if the ledger has no keys for it.

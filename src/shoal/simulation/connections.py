@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from shoal.protocol.machine import Machine
 from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.views import NodeId
@@ -27,11 +29,16 @@ class Connections:
         self._hangs[node] = until
 
     def reach(
-        self, source: NodeId, machine: Machine, target: NodeId, now: float, takes_s: float
+        self,
+        source: NodeId,
+        machine: Machine,
+        target: NodeId,
+        now: float,
+        connects_s: Callable[[], float],
     ) -> float | None:
         """Connect two nodes if necessary; return when a message can leave, or None if it cannot.
 
-        takes_s:  the time that a new connection takes
+        connects_s:  returns the time that a new connection takes
         """
         pair = frozenset((source, target))
         if pair in self._made:
@@ -44,8 +51,8 @@ class Connections:
             self._hopeless[pair] = now + HANGS_S
             return None
         self._made.add(pair)
-        self._ready[pair] = now + takes_s
-        return now + takes_s
+        self._ready[pair] = ready = now + connects_s()
+        return ready
 
     def connected(self, one: NodeId, other: NodeId) -> bool:
         """Return whether there is a connection, or one is being made."""

@@ -47,7 +47,7 @@ class ProcessHeartbeats:
             at = "its busy loop" if sim.turns == turns else ""
             beat = ProcessHeartbeat(sim.node, session.incarnation, sim.turns, at)
             arrivals, _ = world.network.send(
-                world.now, sim.node, SCHEDULER, len(encode(beat)), connection="heartbeats"
+                world.now, sim.node, SCHEDULER, len(encode(beat)), type(beat).__name__, "heartbeats"
             )
             for when in arrivals:
                 world.at(when, partial(self._arrive, beat))

@@ -101,8 +101,8 @@ class Messaging:
                 reset = partial(host.handle, sim, PeerLost(target))
                 host.at(host.now + RESET_S, reset)
                 return
-            takes_s = host.network.connects_s(source, target)
-            leaves = self._connections.reach(source, sim.machine, target, host.now, takes_s)
+            connects = partial(host.network.connects_s, source, target)
+            leaves = self._connections.reach(source, sim.machine, target, host.now, connects)
         if leaves is None:
             if self._connections.hangs(source, target, host.now):
                 self._hit(["connect that hangs"], message)
@@ -115,7 +115,7 @@ class Messaging:
             host.note_line(f"{line}   LOST")
             return
         arrivals, faults = host.network.send(
-            leaves, source, target, len(frame) + nbytes, message.__class__.__name__
+            leaves, source, target, len(frame) + nbytes, type(message).__name__
         )
         self._hit(faults, message)
         host.note_line(line if arrivals else f"{line}   LOST")
@@ -145,11 +145,13 @@ class Messaging:
         if isinstance(arrival, Discard):
             host.handle(sim, Received(source, message))
             return
-        first = nbytes * (1 + host.events % 7) // 8  # it may end within a fragment or a part
         if host.network.options.streams:
             self._half_read[source, envelope.target] = deque()
+        share, rest, faults = host.network.second_part(
+            source, envelope.target, type(message).__name__
+        )
+        first = int(nbytes * share)  # it may end within a fragment or a part
         self._pour(sim, envelope, message, arrival, 0, first)
-        rest, faults = host.network.second_part(source, envelope.target, message.__class__.__name__)
         self._hit(faults, message)
         host.at(host.now + rest, partial(self._finish, sim, envelope, message, arrival, first))
         if host.cut_short(source, envelope.target, message):

@@ -124,7 +124,11 @@ class Network:
         kind: str = "",
         connection: str = "",
     ) -> Fate:
-        """Return the arrival times of a message sent now (none, one or two), and its faults."""
+        """Return the arrival times of a message sent now (none, one or two), and its faults.
+
+        kind:        the class of the message, or "" if the network has one class only
+        connection:  which connection of the two nodes it takes, if there are several
+        """
         random = self._draws["message", source, target, kind]
         cut_until = self._cut_until(source, target)
         if not connection and self._blackholes.get(frozenset((source, target)), 0.0) > now:
@@ -210,12 +214,18 @@ class Network:
         self._receives[target] = sorted([*busy, (begins, begins + takes_s)])
         return begins + takes_s - now
 
-    def second_part(self, source: NodeId, target: NodeId, kind: str) -> tuple[float, list[str]]:
-        """Return the delay of the second part of a payload, and its faults."""
+    def second_part(
+        self, source: NodeId, target: NodeId, kind: str
+    ) -> tuple[float, float, list[str]]:
+        """Return where a payload is cut, the delay of its second part, and its faults.
+
+        It is cut at a share of its bytes, from 1/8 to 7/8.
+        """
         random = self._draws["second part", source, target, kind]
+        share = random.randint(1, 7) / 8
         if random.random() < self.options.stall:
-            return random.random() * self.options.stall_s, self._fate([], ["stall"])[1]
-        return random.random() * self.options.payload_s, []
+            return share, random.random() * self.options.stall_s, self._fate([], ["stall"])[1]
+        return share, random.random() * self.options.payload_s, []
 
     def _fate(self, arrivals: list[float], faults: list[str]) -> Fate:
         self.hits.update(faults)

@@ -18,7 +18,7 @@ from shoal.tables.consistency import Consistency, Quorum, asp, bsp, ssp
 PHASES = ("joining", "view change", "open round", "waiting", "quiet")
 BOUNDED, VISITS_BYTES = 0.25, 200  # share of the seeds; extra bytes of their requests
 SAVE_EVERY = 3  # clocks; twice that under ssp, where pushes wait for it
-BY_TIME, CHECKPOINT_S = 0.25, 0.15  # share of the seeds, where views name the clocks
+BY_TIME, CHECKPOINT_S = 0.25, 0.15  # share of the seeds with checkpoints by time; their period
 PROVEN = 0.3  # share of the seeds with death reports
 LEASED, BATCH_BYTES = 0.25, 60  # share of the seeds; extra bytes of their requests
 MODEL_BYTES = 200  # extra bytes of requests with an optimizer table
@@ -102,7 +102,7 @@ class Plan(msgspec.Struct, frozen=True):
     @staticmethod
     def of(seed: int) -> Plan:
         """Return the plan of a seed, which depends on the seed alone."""
-        draws = Draws(seed)
+        draws = Draws(seed, "plan")
         rules = [bsp(), bsp(), ssp(0, "round_end"), ssp(draws["staleness"].randint(1, 3)), asp()]
         servers, workers = draws["servers"].randint(1, 3), draws["workers"].randint(2, 4)
         replicas = min(servers, draws["replicas"].choice([1, 2, 2, 3]))

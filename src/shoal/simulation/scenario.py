@@ -43,9 +43,10 @@ from shoal.simulation.checkers.history import (
 )
 from shoal.simulation.checkers.rounds import ClosedRounds
 from shoal.simulation.cluster import SILENCE_S, SimulatedCluster
+from shoal.simulation.draws import Draws
 from shoal.simulation.end_state import check_holdings, check_remaining, evicting
 from shoal.simulation.faults.injector import FaultInjector
-from shoal.simulation.faults.kinds import MOVES
+from shoal.simulation.faults.kinds import ALL, MOVES
 from shoal.simulation.faults.schedule import Fault, ScheduledFaults
 from shoal.simulation.node import SimNode
 from shoal.simulation.plan import GUESTS, Plan
@@ -87,7 +88,8 @@ class Scenario:
         self, seed: int, keep_lines: bool = False, fault_schedule: Sequence[Fault] = ()
     ) -> None:
         self.plan = plan = Plan.of(seed).for_fault_schedule() if fault_schedule else Plan.of(seed)
-        self.world = World(seed, plan.network, keep_lines)
+        draws = Draws(seed)
+        self.world = World(draws, plan.network, keep_lines)
         self.work = Workload(self.world, plan)
         kinds = {
             "sparse ledger": self.work.sparse,
@@ -108,8 +110,7 @@ class Scenario:
             "long work": plan.long_bytes < inf,
         }
         self.world.coverage.update(kind for kind, here in kinds.items() if here)
-        draws = self.world.draws
-        self.world.write_s = lambda: WRITE_S * draws["slow disk"].random()
+        self.world.write_s = lambda: WRITE_S * draws["slow write"].random()
         if plan.costly:
             self.world.event_s = self._costs
         self.works = {"": self.work}
@@ -139,9 +140,9 @@ class Scenario:
         if plan.guests > 1 and plan.replicas > 1 and not fault_schedule:
             self.faults.kill_head_of(GUESTS)
         if plan.constant_faults:
-            self.faults.go_on(plan.phases(), plan.heal_at_s)
+            self.faults.go_on("constant faults", plan.phases(), plan.heal_at_s, ALL)
         if plan.moving_rows:
-            self.faults.go_on(plan.phases(), plan.heal_at_s, MOVES)
+            self.faults.go_on("moving rows", plan.phases(), plan.heal_at_s, MOVES)
         self.world.at(plan.heal_at_s, self.faults.heal)
 
     # ------------------------------------------------------------------ hooks

@@ -92,12 +92,12 @@ class SupervisedScenario:
     """
 
     def __init__(self, seed: int, keep_lines: bool = False) -> None:
-        draws = Draws(seed)
+        draws = Draws(seed, "supervised")
         random = draws["run"]
         self.on_loss: OnLoss = random.choice(get_args(OnLoss))
         self.servers, self.workers = random.randint(1, 3), random.randint(2, 3)
         self.replicas = min(self.servers, random.choice([1, 2, 2]))
-        self.world = world = World(seed, _network(draws["network"]), keep_lines)
+        self.world = world = World(draws, _network(draws["network"]), keep_lines)
         self.supervisor = Supervisor()
         self.supervisor.policy = loss_policy(
             self.servers, self.replicas, self.workers, self.on_loss

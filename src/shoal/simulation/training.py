@@ -27,6 +27,7 @@ from shoal.protocol.views import View
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
 from shoal.protocol.worker.peers.peers import Peers
+from shoal.simulation.draws import Draws
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Sleep
 from shoal.simulation.world import World
@@ -134,7 +135,7 @@ def simulate_training(
         ShoalError: the error of a worker, or of a member that has ended with one; or no worker
             takes a step any more.
     """
-    world = World(seed, network)
+    world = World(Draws(seed, "training"), network)
     if not any(worker.strategy.traits.uses_servers for worker in workers):
         servers, replicas = 0, 1
     scheduled = SchedulerOptions(

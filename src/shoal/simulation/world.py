@@ -78,9 +78,9 @@ class World:
     """
 
     def __init__(
-        self, seed: int, options: NetworkOptions | None = None, keep_lines: bool = False
+        self, draws: Draws, options: NetworkOptions | None = None, keep_lines: bool = False
     ) -> None:
-        self.draws = Draws(seed)
+        self.draws = draws
         self.network = Network(options or NetworkOptions(), self.draws)
         self.now = 0.0
         self.nodes: dict[NodeId, SimNode] = {}

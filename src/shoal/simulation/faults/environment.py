@@ -47,7 +47,7 @@ class EnvironmentFaults:
 
     def inject(self, what: str, names: Sequence[NodeId], until: float) -> None:
         """Inject a fault; one of a disk or of memory lasts until `until` or somewhat longer."""
-        world, random = self._world, self._draws[what]
+        world, random = self._world, self._draws["fault", what]
         disk = world.nodes[SCHEDULER].disk
         match what:
             case "fill disk":

@@ -95,16 +95,17 @@ class FaultInjector:
         self.deaths.kill_head_of(group)
 
     def go_on(
-        self, phases: tuple[str, ...], until: float, faults: Sequence[str] = (*FAULTS, *LASTING)
+        self, concern: str, phases: tuple[str, ...], until: float, faults: Sequence[str]
     ) -> None:
         """Draw overlapping faults, one after the other, until `until` or the end of the run."""
-        random = self._draws["constant faults", *faults]
+        random = self._draws[concern]
         if self.healed or self._cluster.over():
             return
         self._add(random.choice(faults), random.choice(phases))
         pause = PAUSE_S * random.random()
         if self._world.now + pause < until:
-            self._world.at(self._world.now + pause, lambda: self.go_on(phases, until, faults))
+            again = partial(self.go_on, concern, phases, until, faults)
+            self._world.at(self._world.now + pause, again)
 
     def heal(self) -> None:
         """End all faults."""
@@ -137,7 +138,7 @@ class FaultInjector:
     def _inject(self, what: str) -> None:
         if self.healed or self._cluster.over():
             return
-        random, network = self._draws[what], self._world.network
+        random, network = self._draws["fault", what], self._world.network
         names = sorted(self._world.living())
         if not names:
             return
@@ -212,7 +213,7 @@ class FaultInjector:
         if what == "exit worker":
             names = [name for name in names if self._may_lose(name)]
         if names:
-            self._exits = self._draws[what].choice(names)
+            self._exits = self._draws["fault", what].choice(names)
 
     def _restart_scheduler(self) -> None:
         self._later(self._cluster.restart_scheduler)

@@ -34,6 +34,7 @@ LASTING = (
     "hang server",
     "kill server",
 )
+ALL = (*FAULTS, *LASTING)
 BY_PHASE = ("exit scheduler", "exit worker", *ENVIRONMENT)  # counted by phase as well
 MOVES = (
     "join server",

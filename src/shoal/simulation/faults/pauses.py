@@ -34,7 +34,7 @@ class Pauses:
 
     def stop(self, what: str, names: list[NodeId]) -> None:
         """Stop a node for a short time, or for so long that it may be declared dead."""
-        random = self._world.draws[what]
+        random = self._world.draws["fault", what]
         seconds = 0.1 + random.random() * 1.2
         if random.random() < 0.5 and not what.endswith("worker"):
             seconds += DEAD_S
@@ -44,7 +44,7 @@ class Pauses:
 
     def be_busy(self, what: str, names: list[NodeId]) -> None:
         """Have a node's loop make no turn, for a short time or for longer than `SILENCE_S`."""
-        random = self._world.draws[what]
+        random = self._world.draws["fault", what]
         least = DEAD_S if random.random() < 0.5 else 0.1
         if names:
             seconds = least + (BUSY_S - least) * random.random()
@@ -53,7 +53,7 @@ class Pauses:
 
     def stop_for_long(self, what: str, names: list[NodeId]) -> None:
         """Stop a node for so long that it is declared dead before it continues."""
-        random, now = self._world.draws[what], self._world.now
+        random, now = self._world.draws["fault", what], self._world.now
         of_server, hangs = what.split()[1] == "server", what == "hang server"
         if of_server and now < self._stopped_at + STOPS_APART_S:
             return

@@ -23,13 +23,13 @@ class RingScenario(PeersScenario):
     """Workers around a ring, their tensors, and the faults between them."""
 
     def __init__(self, seed: int, keep_lines: bool = False) -> None:
-        draws = Draws(seed)
+        draws = Draws(seed, "ring")
         random = draws["tensors"]
         workers = random.randint(2, 5)
         self.sizes = [random.choice(SIZES) for _ in range(SUMS)]
         self.summed: dict[tuple[int, NodeId], np.ndarray] = {}
         self._given_back: list[np.ndarray] = []
-        super().__init__(seed, workers, keep_lines)
+        super().__init__(draws, workers, keep_lines)
         cancels = self.parts and not self.victim and draws.happens("cancels", CANCELS)
         self.canceller = f"worker-{draws['canceller'].randrange(workers)}" if cancels else ""
 

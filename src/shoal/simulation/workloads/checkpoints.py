@@ -22,11 +22,11 @@ class CheckpointWorkload:
     planned:  the clocks of the answers
     """
 
-    def __init__(self, draws: Draws, group: str) -> None:
+    def __init__(self, draws: Draws) -> None:
         self.planned: set[int] = set()
-        self._random = draws["checkpoints", group]
-        often = draws.happens(("checkpoints often", group), OFTEN)
-        asks = draws.happens(("asks for checkpoints", group), ASKING)
+        self._random = draws["asks for a checkpoint"]
+        often = draws.happens("asks for checkpoints often", OFTEN)
+        asks = draws.happens("asks for checkpoints", ASKING)
         self._asked = (ASKED_OFTEN if often else ASKED) if asks else 0.0
 
     def ask(self, machine: WorkerMachine) -> Generator[Any, Any, None]:

@@ -43,7 +43,8 @@ class NeighboursScenario(PeersScenario):
     """
 
     def __init__(self, seed: int, keep_lines: bool = False) -> None:
-        random = Draws(seed)["neighbours"]
+        draws = Draws(seed, "neighbours")
+        random = draws["versions"]
         workers = random.randint(2, 6)
         self.graph: Literal["complete", "ring"] = random.choice(("complete", "ring"))
         self.ordered = random.random() < 0.5
@@ -56,7 +57,7 @@ class NeighboursScenario(PeersScenario):
         self._last: dict[tuple[int, int], tuple[int, int]] = {}  # by taker and neighbour
         self._ended: dict[int, set[int]] = {}  # by rank, neighbours whose last versions it took
         self._has_all: set[int] = set()  # ranks that have taken the last version of each neighbour
-        super().__init__(seed, workers, keep_lines, streams=random.random() < 0.3)
+        super().__init__(draws, workers, keep_lines, streams=random.random() < 0.3)
 
     def program(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:
         outcome = yield AwaitView()

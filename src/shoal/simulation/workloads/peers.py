@@ -45,14 +45,13 @@ class PeersScenario(ABC):
 
     def __init__(
         self,
-        seed: int,
+        draws: Draws,
         workers: int,
         keep_lines: bool,
         streams: bool = False,
         options: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
     ) -> None:
-        draws, faults = Draws(seed), Draws(seed)["faults"]
-        random = draws["network"]
+        random, faults = draws["network"], draws["faults"]
         self.workers = workers
         self.failed: dict[NodeId, str] = {}
         network = NetworkOptions(
@@ -64,7 +63,7 @@ class PeersScenario(ABC):
             link_bytes=1 << 20,
             streams=streams,
         )
-        self.world = world = World(seed, network, keep_lines)
+        self.world = world = World(draws, network, keep_lines)
         scheduled = SchedulerOptions(
             servers=0, workers=workers, failure_timeout_s=6.0, broken_s=4.0
         )

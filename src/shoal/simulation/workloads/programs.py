@@ -34,7 +34,7 @@ from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import Ledger, check_canary, check_not_refused, check_untorn
 from shoal.simulation.node import Program, Sleep
-from shoal.simulation.plan import STAMP_FRAGMENT, STAMP_ROWS, Plan
+from shoal.simulation.plan import GUESTS, STAMP_FRAGMENT, STAMP_ROWS, Plan
 from shoal.simulation.workloads.bounded import BoundedWorkload
 from shoal.simulation.workloads.checkpoints import CheckpointWorkload
 from shoal.simulation.workloads.custom import Calls
@@ -48,7 +48,7 @@ from shoal.tables.spec import Access, TableSpec
 
 CANARY = -7.0
 SPOILED = b"\xa5"  # the bytes of buffers after their request is resolved
-SPARSE, CUSTOM, OPTIMIZED, ASSIGNED = 0.25, 0.25, 0.5, 0.3  # shares of the seeds
+SPARSE, CUSTOM, OPTIMIZED, ASSIGNED, CANCELS_OFTEN = 0.25, 0.25, 0.5, 0.3, 0.25  # of the seeds
 SPARSE_WIDTH = 3
 PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
 TIMEOUT_S = 0.3  # of some requests
@@ -64,7 +64,7 @@ class Workload:
 
     def __init__(self, world: World, plan: Plan, host: Workload | None = None) -> None:
         rule, draws = plan.consistency, world.draws
-        group = self._group = "workers" if host is None else "guests"
+        group = self._group = "" if host is None else GUESTS
         self.clocks = plan.clocks
         self.keys = plan.incarnations * plan.clocks
         self.ledger = Ledger(rule, plan.clocks, plan.incarnations)
@@ -74,13 +74,13 @@ class Workload:
         bounded = draws["bounded table", group]
         self.bounded = BoundedWorkload(rule, bounded) if plan.bounded else None
         self.leased = LeaseWorkload(rule) if plan.leased else None
-        self.checkpoints = CheckpointWorkload(draws, group)
+        self.checkpoints = CheckpointWorkload(draws)
         optimized = draws.happens(("optimized", group), OPTIMIZED)
         model = draws["optimizer table", group]
         self.optimizer = OptimizerWorkload(rule, model) if optimized else None
         assigned = draws.happens(("assigned", group), ASSIGNED)
         self.state = StateWorkload(rule, lambda: world.now) if assigned else None
-        often = draws.happens(("cancels often", group), 0.25)
+        often = draws.happens(("cancels often", group), CANCELS_OFTEN)
         self._cancels = 0.4 if often else 0.1  # share of pulls that are cancelled
         self._styles = STYLES if rule.closes is None else [s for s in STYLES if s != "two pushes"]
         self._width = SPARSE_WIDTH if self.sparse else 1
@@ -217,7 +217,7 @@ class Workload:
         if outcome.error is not None:
             self._give_up(node, outcome, (ledger, stamp))
             if random.random() < 0.5:
-                yield from self._insist(machine)
+                yield from self._insist(machine, random)
             return
         self._check_read(machine, read_at, ledger, stamp, keys)
         extras.read(read_at, outcome, style == "push and pull")
@@ -299,10 +299,10 @@ class Workload:
             buffer.fill(CANARY)
             self._given_up.setdefault(node, []).append(buffer)
 
-    def _insist(self, machine: WorkerMachine) -> Program:
+    def _insist(self, machine: WorkerMachine, random: Random) -> Program:
         """Repeat a read until it is answered."""
         while not machine.session.ended:
-            keys = self._all_keys(Random(machine.clock))
+            keys = self._all_keys(random)
             ledger, stamp, pulls = self._pulls(keys)
             outcome = yield Exchange(pulls=pulls)
             check_not_refused(outcome)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -225,6 +226,20 @@ def test_debug_mode_detects_a_write_to_a_borrowed_buffer(cluster):
     client.advance().wait()
     with pytest.raises(BufferInUse, match="'w'"):
         push.wait()
+
+
+def test_debug_mode_watches_blocking_operations(cluster):
+    _, [one, other] = cluster(workers=2, debug=True)
+    for client in (one, other):
+        client.create_table(TableSpec("w", 4, consistency=bsp()))
+    values, rows = torch.ones(4), torch.empty(4)
+    with ThreadPoolExecutor() as pool:
+        pushed = pool.submit(one.blocking.push_pull, "w", values, out=rows, advance=True)
+        until(one.waiting)
+        values.zero_()
+        other.push_pull("w", torch.ones(4), advance=True).wait()
+        with pytest.raises(BufferInUse, match="'w'"):
+            pushed.result(30.0)
 
 
 def declaring(spec):

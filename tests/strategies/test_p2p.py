@@ -1,13 +1,13 @@
 """Training from worker to worker, on both graphs and in both modes."""
 
 from itertools import product
-from random import Random
 
 import pytest
 import torch
 
 from shoal.errors import InvalidValue, RingBroken
 from shoal.protocol.worker.options import WorkerOptions
+from shoal.simulation.draws import Draws
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.training import SimulatedClient, SimulatedWorker, worker_program
 from shoal.simulation.workloads.peers import PeersScenario
@@ -111,7 +111,8 @@ class Trained(PeersScenario):
     most_events = 400_000
 
     def __init__(self, seed):
-        random = Random(seed)
+        draws = Draws(seed, "p2p")
+        random = draws["training"]
         workers = random.randint(2, 6)
         self.graph, self.mode = random.choice(KINDS)
         self.counts = [random.choice([0, 5, 30, 30]) for _ in range(workers)]
@@ -124,7 +125,7 @@ class Trained(PeersScenario):
         if self.slow >= 0:
             drops = WorkerOptions(sync_timeout_s=0.5, on_timeout="drop")
         streams = random.random() < 0.3
-        super().__init__(seed, random, workers, keep_lines=False, streams=streams, options=drops)
+        super().__init__(draws, workers, keep_lines=False, streams=streams, options=drops)
 
     def program(self, node, machine, random):
         rank = len(self.runs)

@@ -35,6 +35,7 @@ class Followed:
         self._out.flush()
 
     def _show(self, name: str, log: Path, whole: bool) -> bool:
+        """Show the next lines of a log; return whether there were any."""
         lines = self._next(name, log, whole)
         for line in lines:
             self._out.write(f"{name} | {line.decode(errors='replace')}\n")

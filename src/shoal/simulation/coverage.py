@@ -71,6 +71,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "fixed size",
     "constant faults",
     "sums around a ring",
+    "fast path",
     "streams",
     "costly events",
     "retransmission of Request",

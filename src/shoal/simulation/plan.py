@@ -24,7 +24,7 @@ LEASED, BATCH_BYTES = 0.25, 60  # share of the seeds; extra bytes of their reque
 MODEL_BYTES = 200  # extra bytes of requests with an optimizer table
 GUESTS = "guests"  # a second group of workers, in some seeds
 VISITED = 0.4  # share of the seeds with guests
-LARGE, FIXED, RELENTLESS, SUMMING = 0.15, 0.12, 0.25, 0.25  # shares of the seeds
+LARGE, FIXED, RELENTLESS, SUMMING, SIMPLE = 0.15, 0.12, 0.25, 0.25, 0.25  # shares of the seeds
 STREAMS, COSTLY = 0.35, 0.3  # shares of the seeds
 LONG, LONG_BYTES = 0.3, (1, 100, 400, 2000)  # share of the seeds; work that is long, in bytes
 QUORUM = 0.3  # share of the seeds with rounds
@@ -67,6 +67,9 @@ class Plan(msgspec.Struct, frozen=True):
     constant_faults: whether faults continue until then, overlap, and exceed the failure time-out
     moving_rows:   whether servers come and go all the time, so that rows move
     sums:          whether all-reduce around a ring is simulated as well
+    as_simple:     whether the same cluster is simulated as well with simple requests
+    simple:        whether each request pushes or pulls one dense table, which has one replica:
+                   servers have a fast path for these
     costly:        whether events take time
     long_bytes:    the bytes from which work is done outside of the servers' loops
     unheard:       whether the scheduler is cut off as servers adopt its views
@@ -95,6 +98,8 @@ class Plan(msgspec.Struct, frozen=True):
     constant_faults: bool = False
     moving_rows: bool = False
     sums: bool = False
+    as_simple: bool = False
+    simple: bool = False
     costly: bool = False
     unheard: bool = False
     long_bytes: float = inf
@@ -139,6 +144,7 @@ class Plan(msgspec.Struct, frozen=True):
             guests_leased=draws.happens("guests' leases", LEASED),
             hosts=draws["hosts"].choice([0, 0, 2, 3]),
             sums=draws.happens("sums", SUMMING),
+            as_simple=draws.happens("simple", SIMPLE),
             costly=draws.happens("costly", COSTLY),
             long_bytes=_long_bytes(draws["long work"]),
             unheard=by_time and draws.happens("unheard", UNHEARD),
@@ -184,6 +190,12 @@ class Plan(msgspec.Struct, frozen=True):
             "elastic": True,
         }
         return msgspec.structs.replace(self, kill_server=False, faults=0, **more)
+
+    def of_simple_requests(self) -> Plan:
+        """Return the plan of the same cluster with simple requests."""
+        more: dict[str, Any] = {"bounded": False, "leased": False, "guests": 0}
+        more |= {"replicas": 1, "kill_server": False, "sums": False, "as_simple": False}
+        return msgspec.structs.replace(self, simple=True, consistency=asp(), **more)
 
     def for_guests(self) -> Plan:
         """Return the plan with the second group's workload in place of the first group's."""

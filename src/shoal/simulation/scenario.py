@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
 
@@ -85,10 +85,19 @@ class Scenario:
     """A cluster, its faults and its checkers, from one seed."""
 
     def __init__(
-        self, seed: int, keep_lines: bool = False, fault_schedule: Sequence[Fault] = ()
+        self,
+        seed: int,
+        keep_lines: bool = False,
+        fault_schedule: Sequence[Fault] = (),
+        simple: bool = False,
     ) -> None:
-        self.plan = plan = Plan.of(seed).for_fault_schedule() if fault_schedule else Plan.of(seed)
-        draws = Draws(seed)
+        """Make the cluster of a seed.
+
+        simple:  whether its requests are simple (`Plan.of_simple_requests`)
+        """
+        plan = Plan.of(seed).for_fault_schedule() if fault_schedule else Plan.of(seed)
+        self.plan = plan = plan.of_simple_requests() if simple else plan
+        draws = Draws(seed, "simple") if simple else Draws(seed)
         self.world = World(draws, plan.network, keep_lines)
         self.work = Workload(self.world, plan)
         kinds = {
@@ -282,6 +291,13 @@ class Scenario:
             raise violated("short", f"rows are on fewer servers than wanted: {self._waiting()}")
         return False
 
+    def run(self, most_events: int = MOST_EVENTS) -> None:
+        """Run to the end, and check it."""
+        self.world.run(until=LIMIT_S, most_events=most_events)
+        taken = [each.requests.fast_path.taken for each in self.cluster.servers.values()]
+        self.world.coverage["fast path"] += sum(taken)
+        self.check_end()
+
     def check_end(self) -> None:
         """Check the end of a run: all nodes have ended, and every push counts as it should."""
         if living := self.world.living():
@@ -386,26 +402,20 @@ def simulate(
     checker = violation = ""
     with planted():
         scenario = Scenario(seed, keep_lines, fault_schedule)
-        worlds = [scenario.world]
+        plan, worlds = scenario.plan, [scenario.world]
         try:
-            most = MOST_EVENTS * (4 if fault_schedule else 1)
-            scenario.world.run(until=LIMIT_S, most_events=most)
-            scenario.check_end()
-            if scenario.plan.sums and not fault_schedule:
-                ring = RingScenario(seed, keep_lines)
-                worlds.append(ring.world)
-                ring.run()
+            scenario.run(MOST_EVENTS * (4 if fault_schedule else 1))
             if not fault_schedule:
-                supervised = SupervisedScenario(seed, keep_lines)
-                worlds.append(supervised.world)
-                supervised.run()
+                for other in _others(seed, plan, keep_lines):
+                    worlds.append(other.world)
+                    other.run()
         except Violation as found:
             checker, violation = found.checker, found.message
         except ShoalError as found:  # a machine must not raise one
             checker, violation = "invariant", str(found)
         except Exception as found:
             checker, violation = "crashed", f"{type(found).__name__}: {found}, {place_of(found)}"
-    sums = scenario.plan.sums and not fault_schedule
+    sums = plan.sums and not fault_schedule
     coverage = Counter({"sums around a ring": 1} if sums else {})
     for world in worlds:
         coverage.update(world.coverage)
@@ -420,3 +430,14 @@ def simulate(
         violation=violation,
         lines=[line for world in worlds for line in world.trace.lines],
     )
+
+
+def _others(
+    seed: int, plan: Plan, keep_lines: bool
+) -> Iterator[Scenario | RingScenario | SupervisedScenario]:
+    """Yield the other scenarios of a seed, each when the one before has ended."""
+    if plan.as_simple:
+        yield Scenario(seed, keep_lines, simple=True)
+    if plan.sums:
+        yield RingScenario(seed, keep_lines)
+    yield SupervisedScenario(seed, keep_lines)

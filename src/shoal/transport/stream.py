@@ -230,15 +230,10 @@ class StreamConnection(Connection):
                 return True
 
     def _take(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> None:
-        """Take all whole frames out of the inbox."""
-        needed = PREFIX.size
-        try:
-            needed = self._take_whole(arriving, deliver, malformed)
-        finally:  # also where a machine failed, or Ctrl-C came
-            self._make_room(needed)
+        """Take all whole frames out of the inbox, and make room for the start of the next one.
 
-    def _take_whole(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> int:
-        """Take all whole frames; return the room that the start of the next frame needs."""
+        Where a machine fails, or Ctrl-C comes, the rest is taken by the next call.
+        """
         needed, payload = PREFIX.size, self._payload
         if payload.put:
             payload.take_put(deliver)
@@ -289,12 +284,19 @@ class StreamConnection(Connection):
                 continue
             if edge + payload_bytes <= self._stop and (sink is None or not sink.by_view):
                 self._start = edge + payload_bytes  # all of it is here, as of most small ones
-                if sink is not None:
+                if sink is None:
+                    pass
+                elif len(sink.views) == 1:
+                    sink.views[0][:] = self._inbox[edge : self._start]
+                else:
                     sink.fill(self._inbox, edge)
                 deliver(self.peer, message, sink)
                 continue
             payload.begin(self.peer, message, sink, payload_bytes)
-        return needed
+        if self._start == self._stop and len(self._inbox) == self._inbox_bytes:
+            self._start = self._stop = 0  # nothing is left, as after most calls
+        else:
+            self._make_room(needed)
 
     def _end_payload(self, deliver: Deliver) -> bool:
         """Move the inbox's bytes of the payload to their place; return whether it is whole."""
@@ -368,8 +370,6 @@ class StreamConnection(Connection):
         self._start, self._stop = 0, held
         inbox = self._inbox
         least = self._inbox_bytes
-        if not held and len(inbox) == least:
-            return
         size = nbytes if nbytes > least else least
         if len(inbox) != size:
             self._inbox = memoryview(bytearray(size))

@@ -54,8 +54,8 @@ def test_expired_lists_requests_past_their_timeout():
 def test_an_outcome_has_the_lowest_clock_of_its_answers():
     pending = PendingRequests().open(1, 0.0, 10.0, True, ())
     assert pending.outcome(None, 3).clock_min == -1
-    pending.heard(reply(5, 2.0))
-    pending.heard(reply(3))
+    assert not pending.applied(reply(5, 2.0), None)
+    assert not pending.applied(reply(3), None)
     assert (pending.outcome(None, 3).clock_min, pending.outcome(None, 3).round_weight) == (3, 2.0)
     error = Refused("no")
     assert pending.outcome(error, 3).error is error

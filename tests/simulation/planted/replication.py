@@ -161,12 +161,12 @@ def old_tail_reads():
     """A tail that has promised the next view still answers pulls in this one."""
     right = Admission.verdict
 
-    def verdict(self, sender, request):
+    def verdict(self, sender, request, *footprint):
         frozen = self.frozen
         if isinstance(request, Request) and request.pulls and not request.pushes:
             self.frozen = False
         try:
-            return right(self, sender, request)
+            return right(self, sender, request, *footprint)
         finally:
             self.frozen = frozen
 

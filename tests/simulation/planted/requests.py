@@ -37,8 +37,8 @@ def duplicate_applied_twice():
     """The server forgets which pushes it has applied."""
     right = Admission.verdict
 
-    def verdict(self, sender, request):
-        found = right(self, sender, request)
+    def verdict(self, sender, request, *footprint):
+        found = right(self, sender, request, *footprint)
         log = self.logs.get(sender)
         applied = log is not None and log.outcomes.get(request.seq) == "applied"
         return "fresh" if found == "seen" and applied and hasattr(request, "pushes") else found
@@ -60,8 +60,8 @@ def stale_view_accepted():
     """The server takes requests of whatever view."""
     right = Admission.verdict
 
-    def verdict(self, sender, request):
-        found = right(self, sender, request)
+    def verdict(self, sender, request, *footprint):
+        found = right(self, sender, request, *footprint)
         return "fresh" if found == "stale" and hasattr(request, "pushes") else found
 
     with patch.object(Admission, "verdict", verdict):
@@ -101,10 +101,10 @@ def pull_overtakes_its_push():
     """A server does not look whether it has what a request follows."""
     right = Admission.verdict
 
-    def verdict(self, sender, request):
+    def verdict(self, sender, request, *footprint):
         if isinstance(request, Request):
             request = replace(request, follows=())
-        return right(self, sender, request)
+        return right(self, sender, request, *footprint)
 
     with patch.object(Admission, "verdict", verdict):
         yield

@@ -89,6 +89,9 @@ class ServerMachine:
             self._trace,
         )
         self._long_work, self._interim = self.requests.long_work, self.requests.interim
+        self._fast_path = self.requests.fast_path
+        self._wakes_at: float | None = None
+        self._moved = True  # whether `deadline()` may be another one since it was last asked for
         self.replication = Replication(self.state, self.chains, self.requests)
         self.view_change = ViewChange(
             self.state, self.requests, self.replication, open_shard, tickets, checkpoint_folder
@@ -117,6 +120,16 @@ class ServerMachine:
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
         self._time.set(now)
+        if (
+            type(event) is Received
+            and type(event.message) is Request
+            and not self._interim.kept
+            and not self.replication.state_transfer.sending
+            and self._fast_path.carry_out(event, out)
+        ):
+            self._moved = self._moved or event.message.advance >= 0
+            return out
+        self._moved = True
         if self._long_work.suspended:
             self._handle_meanwhile(event, out)
         elif self._interim.kept:  # one at a time: rows that it lends must not change unsent
@@ -254,6 +267,11 @@ class ServerMachine:
         return self.requests.checkpointer.owes
 
     def deadline(self) -> float | None:
+        if self._moved:
+            self._wakes_at, self._moved = self._due(), False
+        return self._wakes_at
+
+    def _due(self) -> float | None:
         if self._long_work.suspended:
             return None
         if self._interim.kept:

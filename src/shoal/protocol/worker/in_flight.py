@@ -42,14 +42,16 @@ class SubRequestPart(msgspec.Struct, eq=False):
 
     def receive(self, nbytes: int) -> Arrival:
         """Return the destination of an answer of `nbytes` bytes; a former one goes to scratch."""
-        wanted = self.server_part.nbytes_out
-        if wanted not in (nbytes, -1) or nbytes > max(wanted, ANSWER_BYTES):
-            return Discard("nobody waits for it")
-        try:
-            views = self.server_part.destination(nbytes)
-        except MemoryError:
-            return Discard(f"this worker has no memory for {nbytes} bytes")
-        self.revoke()
+        wanted, views = self.server_part.nbytes_out, self.server_part.outs
+        if wanted != nbytes:  # perhaps an answer of any size
+            if wanted != -1 or nbytes > ANSWER_BYTES:
+                return Discard("nobody waits for it")
+            try:
+                views = self.server_part.destination(nbytes)
+            except MemoryError:
+                return Discard(f"this worker has no memory for {nbytes} bytes")
+        if self.sink is not None:
+            self.revoke()
         self.sink = Sink(views)
         return self.sink
 
@@ -169,9 +171,12 @@ class InFlight:
         """Add a sub-request, behind the ones whose pushes it has to follow."""
         seq = self._next_seq
         self._next_seq = seq + 1
-        parts = {each.server: SubRequestPart(each) for each in plan.server_parts}
+        parts = {}
+        for each in plan.server_parts:
+            parts[each.server] = SubRequestPart(each)
         sub_request = SubRequest(seq, request_id, ask, plan, clock, advance, parts)
-        self._line_up(sub_request)
+        if self._unaccepted:
+            self._line_up(sub_request)
         self.sub_requests[seq] = self.unsent[seq] = sub_request
         if plan.pushed:
             self._unaccepted[seq] = sub_request
@@ -179,8 +184,6 @@ class InFlight:
 
     def _line_up(self, sub_request: SubRequest) -> None:
         """Find the sub-requests whose pushes this one has to follow."""
-        if not self._unaccepted:
-            return
         plan, advances = sub_request.plan, sub_request.advance >= 0
         behind = [
             earlier.seq
@@ -261,8 +264,6 @@ class InFlight:
 
     def follows(self, sub_request: SubRequest, server: NodeId) -> tuple[int, ...]:
         """Return the sequence numbers that a server has to admit before this sub-request."""
-        if not sub_request.follows:
-            return ()
         return tuple([each.seq for each in self.ahead(sub_request, server)])
 
     def ahead(self, sub_request: SubRequest, server: NodeId) -> list[SubRequest]:
@@ -283,6 +284,28 @@ class InFlight:
         """Set whether pulls wait for earlier pushes, because other servers answer them."""
         self.gated = on
 
+    def leave_first(self, sub_request: SubRequest) -> bool:
+        """Note that a sub-request to one server is being sent, if no other waits to be sent.
+
+        Returns:
+            Whether it may be sent: it fits the window and the server's credit. `admitted` decides
+            about all others.
+        """
+        first, total = next(iter(self.sub_requests)), len(self.sub_requests)
+        if len(self.unsent) > 1 or total > IN_FLIGHT or sub_request.seq >= first + WINDOW:
+            return False
+        if sub_request.gates or len(sub_request.parts) != 1:
+            return False
+        [part] = sub_request.parts.values()
+        server, nbytes = part.server_part.server, part.server_part.nbytes
+        before = self._under_way.get(server, 0)
+        if before and nbytes and before + nbytes > self._credit_bytes:
+            return False
+        sub_request.sent = sub_request.begun = True
+        del self.unsent[sub_request.seq]
+        self._under_way[server] = before + nbytes
+        return True
+
     def leave(self, sub_request: SubRequest) -> None:
         """Note that the sub-request is being sent."""
         sub_request.sent = sub_request.begun = True
@@ -302,6 +325,20 @@ class InFlight:
             self._under_way[part.server_part.server] -= part.server_part.nbytes
             if sub_request.accepted:
                 self._unaccepted.pop(sub_request.seq, None)
+
+    def applied(self, sub_request: SubRequest, part: SubRequestPart) -> bool:
+        """Note that a part is applied; if all are, remove the sub-request and return True."""
+        part.done = True
+        for each in sub_request.parts.values():
+            if not each.done:
+                self.land(sub_request, part)
+                return False
+        if not part.accepted:
+            part.accepted = True
+            self._under_way[part.server_part.server] -= part.server_part.nbytes
+        del self.sub_requests[sub_request.seq]
+        self._unaccepted.pop(sub_request.seq, None)
+        return True
 
     def drop(self, sub_request: SubRequest) -> None:
         """Remove a sub-request; late answers go to scratch memory."""

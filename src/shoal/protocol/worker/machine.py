@@ -52,6 +52,8 @@ from shoal.protocol.worker.rerouting import chained, joined, moved, reroute, tel
 from shoal.protocol.worker.routing import Router
 from shoal.protocol.worker.sender import Sender
 
+RUN_ENDED = "this worker's run has ended"
+
 
 class LateReply(Note, frozen=True, tag="late"):
     """A reply is ignored: its sub-request is not under way any more."""
@@ -104,9 +106,14 @@ class WorkerMachine:
 
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
-        if isinstance(event, Received) and self.session.unanswered.counts:
+        if type(event) is Received and self.session.unanswered.counts:
             self.session.unanswered.heard(event.sender)
-        if self.peers is None:
+        if type(event) is Received and type(event.message) is Reply:  # most events are one of both
+            self._trace.add((now, event.sender, event.message))
+            self._reply(event.sender, event.message, event.payload, now, out)
+        elif type(event) is Asked and type(event.request) is Exchange:
+            self._exchange(event.request_id, event.request, now, out)
+        elif self.peers is None:
             self._handle(event, now, out)
         elif not self.peers.handle(event, now, out):
             self._handle(event, now, out)
@@ -120,12 +127,8 @@ class WorkerMachine:
 
     def _handle(self, event: Event, now: float, out: Effects) -> None:
         if isinstance(event, Received):
-            message = event.message
-            self._trace.add((now, event.sender, message))
-            if isinstance(message, Reply):
-                self._reply(event.sender, message, event.payload, now, out)
-            else:
-                self._received(event.sender, message, now, out)
+            self._trace.add((now, event.sender, event.message))
+            self._received(event.sender, event.message, now, out)
         elif isinstance(event, Asked):
             self._asked(event.request_id, event.request, now, out)
         elif isinstance(event, Ticked):
@@ -216,13 +219,7 @@ class WorkerMachine:
 
     def _asked(self, request_id: int, request: object, now: float, out: Effects) -> None:
         if self.session.ended:
-            error = Refused("this worker's run has ended")
-            out.append(Resolve(request_id, Outcome(error=error)))
-        elif isinstance(request, Exchange):
-            try:
-                self._exchange(request_id, request, now, out)
-            except InvalidValue as mistake:
-                out.append(Resolve(request_id, Outcome(error=mistake)))
+            out.append(Resolve(request_id, Outcome(error=Refused(RUN_ENDED))))
         elif isinstance(request, FinishWork):
             self._leaving.append(request_id)
         else:
@@ -235,9 +232,15 @@ class WorkerMachine:
                 out.append(Resolve(request_id, Outcome()))
 
     def _exchange(self, request_id: int, ask: Exchange, now: float, out: Effects) -> None:
-        if self._router is None:
-            raise InvalidValue("this worker is in no view yet")
-        plans = self._router.sub_requests(ask)
+        try:
+            if self.session.ended:
+                raise Refused(RUN_ENDED)
+            if self._router is None:
+                raise InvalidValue("this worker is in no view yet")
+            plans = self._router.sub_requests(ask)
+        except (Refused, InvalidValue) as mistake:
+            out.append(Resolve(request_id, Outcome(error=mistake)))
+            return
         clock = advance = self.clock = max(self.clock, ask.at)
         if ask.advance:
             advance = self.clock = FOREVER if ask.last else clock + 1
@@ -247,8 +250,12 @@ class WorkerMachine:
         for plan in plans:
             told = advance if plan.advances else -1
             pending.add(self._in_flight.add(request_id, ask, plan, clock, told))
-        self._sender.wake(pending.expires_at)
-        self._pump(now, out)
+        if pending.expires_at < self._sender.wakes_at:
+            self._sender.wake(pending.expires_at)
+        if not pending.after and self._in_flight.leave_first(pending.sub_requests[0]):
+            self._sender.send(pending.sub_requests[0], now, out)
+        else:
+            self._pump(now, out)
 
     # ------------------------------------------------------------------ sending
 
@@ -306,10 +313,11 @@ class WorkerMachine:
             out.append(LateReply(reply.seq, reply.code))
             return
         sub_request, part = answered
+        if reply.code == "applied":
+            self._applied(sub_request, part, reply, payload, now, out)
+            return
         part.heard(reply.reason or reply.code)
         match reply.code:
-            case "applied":
-                self._applied(sub_request, part, reply, payload, now, out)
             case "accepted" | "waiting":  # if its pull waits, its push was admitted
                 part.ask_at(now + part.wait_s)
                 # a push without a round is not accepted before all replicas have it
@@ -339,23 +347,23 @@ class WorkerMachine:
         out: Effects,
     ) -> None:
         if payload is None and part.server_part.nbytes_out:  # the push is applied, the rows lost
+            part.heard(reply.code)
             part.pull_again()
             self._sender.send_again(sub_request, part, now, out)
             return
         if payload is not None and (payload.revoked or payload is not part.sink):
             out.append(LateReply(reply.seq, reply.code))
             return
-        self._in_flight.land(sub_request, part)
-        part.finish()
+        done = self._in_flight.applied(sub_request, part)
         if payload is not None:
             self.bytes_pulled += payload.nbytes
-            part.server_part.answered(payload.views)
+            if part.server_part.answers:
+                part.server_part.answered(payload.views)
         pending = self._requests.get(sub_request.request_id)
-        if pending is not None:
-            pending.heard(reply)
-        if sub_request.done:
-            self._sub_request_done(sub_request, out)
-        self._pump(now, out)
+        if pending is not None and pending.applied(reply, sub_request if done else None):
+            self._resolve(sub_request.request_id, None, out)
+        if self._in_flight.unsent:
+            self._pump(now, out)
 
     def _refused(
         self, sub_request: SubRequest, part: SubRequestPart, reply: Reply, out: Effects

@@ -54,14 +54,22 @@ class PendingRequest(msgspec.Struct, eq=False):
         """Begin the second time-out, because the first one is over."""
         self.nudged, self.expires_at = True, now + self.timeout_s
 
-    def heard(self, reply: Reply) -> None:
-        """Record a server's reply to a part."""
+    def applied(self, reply: Reply, done: SubRequest | None) -> bool:
+        """Record a server's reply to a part, and the sub-request if it is done by that.
+
+        Returns:
+            Whether all sub-requests are done.
+        """
         if reply.clock_min < self.clock_min:
             self.clock_min = reply.clock_min
         if reply.round_weight > self.round_weight:
             self.round_weight = reply.round_weight
         if reply.updates > self.updates:
             self.updates = reply.updates
+        if done is None:
+            return False
+        self.sub_requests.remove(done)
+        return not self.sub_requests
 
     def outcome(self, error: ShoalError | None, clock: int) -> Outcome:
         """Return the outcome for the caller; the worker is at `clock`."""

@@ -41,7 +41,8 @@ class Sender:
     def send(self, sub_request: SubRequest, now: float, out: Effects) -> None:
         """Send a sub-request to every server that has a part of it."""
         again_at = now + self._probe_s
-        self.wake(again_at)
+        if again_at < self.wakes_at:
+            self.wakes_at = again_at
         for part in sub_request.parts.values():
             part.ask_at(again_at, self._probe_s)
             theirs = part.server_part
@@ -71,7 +72,7 @@ class Sender:
             ask.weight,
             server_part.rates,
             ask.assign,
-            self._in_flight.follows(sub_request, server_part.server),
+            self._in_flight.follows(sub_request, server_part.server) if sub_request.follows else (),
             ask.updates,
         )
 

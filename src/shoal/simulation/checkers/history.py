@@ -326,7 +326,7 @@ def check_waiting(node: NodeId, machine: ServerMachine) -> None:
         groups = {replicas[number].group for number in pulled}
         waits = admitted.request.pushes or not admitted.log.complete(admitted.request.seq)
         # a frozen server checks which workers have read its answers only when it goes on
-        waits = waits or machine.frozen or machine.requests.wait_queue.is_full(admitted.sender)
+        waits = waits or machine.frozen or admitted.sender in machine.requests.wait_queue.full
         if not waits and admitted.log.group not in groups:
             raise violated("visitor", f"{node} lets a pull of another group's tables wait")
 

@@ -2,6 +2,7 @@
 
 Table `ledger` has a key for each push, which adds 1 to it; in some seeds the table is sparse. A
 push to table `stamp` adds one number to every element, so that a torn or half-applied push shows.
+With simple requests there is nothing else, and each request pushes or pulls one table.
 Some seeds also have a custom table (workloads.custom), a bounded table (workloads.bounded), whole
 states that are assigned (workloads.state) or leased batches (workloads.leases). Half of them have
 a table with optimizer state (workloads.optimizer).
@@ -69,16 +70,17 @@ class Workload:
         self.keys = plan.incarnations * plan.clocks
         self.ledger = Ledger(rule, plan.clocks, plan.incarnations)
         self.done: dict[NodeId, None] = {}
-        self.sparse = draws.happens(("sparse", group), SPARSE)
-        self.calls = Calls() if draws.happens(("custom", group), CUSTOM) else None
+        self._simple, more = plan.simple, not plan.simple
+        self.sparse = more and draws.happens(("sparse", group), SPARSE)
+        self.calls = Calls() if more and draws.happens(("custom", group), CUSTOM) else None
         bounded = draws["bounded table", group]
         self.bounded = BoundedWorkload(rule, bounded) if plan.bounded else None
         self.leased = LeaseWorkload(rule) if plan.leased else None
         self.checkpoints = CheckpointWorkload(draws)
-        optimized = draws.happens(("optimized", group), OPTIMIZED)
+        optimized = more and draws.happens(("optimized", group), OPTIMIZED)
         model = draws["optimizer table", group]
         self.optimizer = OptimizerWorkload(rule, model) if optimized else None
-        assigned = draws.happens(("assigned", group), ASSIGNED)
+        assigned = more and draws.happens(("assigned", group), ASSIGNED)
         self.state = StateWorkload(rule, lambda: world.now) if assigned else None
         often = draws.happens(("cancels often", group), CANCELS_OFTEN)
         self._cancels = 0.4 if often else 0.1  # share of pulls that are cancelled
@@ -94,9 +96,12 @@ class Workload:
         rows, rule = self.keys, self.ledger.consistency
         common: dict[str, Any] = {"access": Access("sum"), "consistency": rule, "merge": "sum"}
         ledger = TableSpec("ledger", rows, fragment_rows=rows // 6, **common)
+        stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common)
         if self.sparse:
             ledger = TableSpec("ledger", 0, (SPARSE_WIDTH,), kind="sparse", **common)
-        stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_FRAGMENT, **common)
+        if self._simple:  # one fragment: a push of several is streamed
+            ledger = TableSpec("ledger", rows, fragment_rows=rows, **common)
+            stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_ROWS, **common)
         others = (self.calls, self.bounded, self.leased, self.optimizer, self.state)
         return [ledger, stamp, *(each.spec for each in others if each is not None)]
 
@@ -125,8 +130,9 @@ class Workload:
         if machine.clock > 0:
             self._world.coverage["join during training"] += 1
         random = self._world.draws["worker", self._group, session.incarnation]
+        clock = self._simple_clock if self._simple else self._clock
         while machine.clock < self.clocks and not session.ended:
-            yield from self._clock(node, machine, random)
+            yield from clock(node, machine, random)
             if self.state is not None and not session.ended:
                 yield from self.state.visit(random)
             if self.sparse and not session.ended and random.random() < SCANS:
@@ -221,6 +227,39 @@ class Workload:
             return
         self._check_read(machine, read_at, ledger, stamp, keys)
         extras.read(read_at, outcome, style == "push and pull")
+
+    def _simple_clock(self, node: NodeId, machine: WorkerMachine, random: Random) -> Program:
+        """Do one clock with requests that push or pull one table, some of them under way at once.
+
+        One table is pushed and pulled by the same request.
+        """
+        clock, incarnation = machine.clock, machine.session.incarnation
+        key = self.ledger.key(incarnation, clock)
+        self.ledger.intended[key] = clock
+        one, stamp_push = pushes = self._pushes(key, clock, whole=True)
+        ledger, stamp, (of_ledger, of_stamp) = self._pulls(None)
+        timeout_s = random.choice([None, None, None, TIMEOUT_S])
+        ticket = yield Start(Exchange((one,), timeout_s=timeout_s))
+        self._pushing[node] = ticket, NO_EXTRAS
+        if random.random() < 0.5:
+            self._pushed(key, (yield Wait(ticket)), NO_EXTRAS)
+            self._pushing.pop(node)
+        stamped = yield Start(Exchange((stamp_push,), True, (of_stamp,)))
+        read_at = machine.clock
+        pulled = yield Start(Exchange(pulls=(of_ledger,), timeout_s=timeout_s))
+        yield from self._perhaps_cancel(pulled, random)
+        outcome = yield Wait(pulled)
+        others = yield Wait(stamped)
+        if node in self._pushing:
+            self._pushed(key, (yield Wait(ticket)), NO_EXTRAS)
+            self._pushing.pop(node)
+        _spoil(pushes)
+        if machine.session.ended:
+            return
+        if outcome.error is not None or others.error is not None:
+            self._give_up(node, outcome if outcome.error is not None else others, (ledger, stamp))
+            return
+        self._check_read(machine, read_at, ledger, stamp, None)
 
     def visit(self, machine: WorkerMachine, random: Random) -> Program:
         """Read this group's tables from a worker of another group, without waiting for clocks.

@@ -60,7 +60,7 @@ def test_a_worker_that_leaves_is_hung_up_on(rigs):
     server.ask(0, 1, pulls=PULL)
     server.adopt(rigs.view_of(2, workers=[1], tables=server.view.tables))
     assert HangUp("worker-0") in server.effects
-    assert not server.machine.requests.wait_queue.is_full("worker-0")
+    assert not server.machine.requests.wait_queue.full
 
 
 def test_a_fast_worker_waits_and_is_told_for_whom(rigs):

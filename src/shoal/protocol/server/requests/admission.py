@@ -51,6 +51,7 @@ class Footprint(msgspec.Struct, eq=False):
     states:     whether it pushes rows with their slots
     counts:     whether it pulls rows with their slots
     keyed:      whether a part of it names keys
+    simple:     whether it needs nothing but a dense shard that no other server has
     """
 
     pushes: tuple[Named, ...]
@@ -64,6 +65,7 @@ class Footprint(msgspec.Struct, eq=False):
     states: bool
     counts: bool
     keyed: bool
+    simple: bool
 
 
 class Ends(msgspec.Struct, frozen=True):
@@ -108,6 +110,7 @@ class Admission:
         self._sparse: list[bool] = []  # by table: whether a pull may scan a range
         self._ends: dict[int, Ends] = {}  # of each shard
         self._owners: dict[int, str] = {}  # by shard: its group, if pushes go by clocks
+        self._simple: set[int] = set()  # dense shards without clocks that no other server has
         self._footprints: dict[tuple[Parts, Parts], Footprint] = {}
         self._kept = 0  # the number of their parts
 
@@ -130,6 +133,7 @@ class Admission:
         self._sparse = [spec.sparse for spec in tables]
         self.held = [[] for _ in tables]
         self._owners.clear()
+        self._simple.clear()
         self._specs = {number: tables[replica.table] for number, replica in replicas.items()}
         self._slots = {
             number: len(replica.shard.slots)
@@ -143,6 +147,8 @@ class Admission:
             self._ends[number] = Ends(head, head if asynchronous else tail)
             if not asynchronous:
                 self._owners[number] = replica.group
+            elif head and replica.following == NONE and number in self._slots:
+                self._simple.add(number)
         self._footprints.clear()
         if changed:
             for log in self.logs.values():
@@ -203,8 +209,10 @@ class Admission:
             for m in view.departed
         }
 
-    def verdict(self, sender: NodeId, request: Request | Probe) -> Verdict:
-        """Return the verdict on a request.
+    def verdict(
+        self, sender: NodeId, request: Request | Probe, footprint: Footprint | None = None
+    ) -> Verdict:
+        """Return the verdict on a request with that footprint, or on a probe.
 
         This changes nothing: the payload may never come, or come twice.
         """
@@ -220,24 +228,28 @@ class Admission:
             return "frozen"
         known = seq in log.outcomes
         if seq in log.recheck or (seq in log.parts and not known):  # known from other servers
-            return self._recheck(log, request)
+            return self._recheck(log, request, footprint)
         if known:
             if isinstance(request, Probe) or request.pushes or log.outcomes[seq] != "applied":
                 return "seen"
             if request.view == self.view:
-                return "again" if self._fits(request, log) else "misfit"  # the answer was lost
+                return (
+                    "again" if self._fits(request, log, footprint) else "misfit"
+                )  # the answer was lost
         if request.view != self.view:
             return "stale"
         if isinstance(request, Request):
             if seq - WINDOW >= log.forget_below and seq - WINDOW >= request.forget_below:
                 return "too many"
-            if lacks(log, request.follows):
+            if request.follows and lacks(log, request.follows):
                 return "out_of_order"
-            if not self._fits(request, log):
+            if not self._fits(request, log, footprint):
                 return "misfit"
         return "fresh"
 
-    def _recheck(self, log: RequestLog, request: Request | Probe) -> Verdict:
+    def _recheck(
+        self, log: RequestLog, request: Request | Probe, footprint: Footprint | None
+    ) -> Verdict:
         """Return the verdict on a request of which some parts may be applied already."""
         if request.view != self.view:
             return "stale"
@@ -245,24 +257,23 @@ class Admission:
             return "fresh"
         if lacks(log, request.follows):
             return "out_of_order"
-        return "again" if self._fits(request, log) else "misfit"
+        return "again" if self._fits(request, log, footprint) else "misfit"
 
-    def _fits(self, request: Request, log: RequestLog) -> bool:
+    def _fits(self, request: Request, log: RequestLog, footprint: Footprint | None) -> bool:
         """Return whether a request is valid, its rows are here, and its group may push to them."""
         if not 0 < request.weight < inf or request.forget_below > request.seq:
             return False
         if request.rates and len(request.rates) != len(request.pushes):
             return False
-        footprint = self.footprint(request)
         if footprint is None or (footprint.states and not request.assign):
             return False
-        return footprint.groups <= {log.group}
+        return not footprint.groups or footprint.groups <= {log.group}
 
     def still_fresh(self, request: Request, log: RequestLog, view: ViewId) -> bool:
         """Return whether a request admitted in `view` still is: same view, open, no duplicate."""
         return (
             view == self.view
-            and not self.closed
+            and not (self.frozen or self.draining)
             and request.seq not in log.outcomes
             and request.seq >= log.forget_below
         )
@@ -297,6 +308,7 @@ class Admission:
                 any(part.slots for part in request.pushes),
                 any(part.slots for part in request.pulls),
                 any(keys >= 0 for _, _, keys in (*pushes, *pulls)),
+                self._is_simple(request, pushes, pulls),
             )
         return found
 
@@ -316,6 +328,16 @@ class Admission:
         )
         distinct = len({shard for shard, _, _ in pushes}) == len(pushes)
         return plain and several and distinct and all(keys < 0 for _, _, keys in pulls)
+
+    def _is_simple(
+        self, request: Request, pushes: tuple[Named, ...], pulls: tuple[Named, ...]
+    ) -> bool:
+        """Return whether a request is of at most a push and a pull of rows of simple shards."""
+        named = (*pushes, *pulls)
+        whole = all(at in self._simple and len(rows) and keys == -1 for at, rows, keys in named)
+        several = len(pushes) > 1 or len(pulls) > 1 or self._streams(pushes, pulls)
+        slots = any(part.slots for part in (*request.pushes, *request.pulls))
+        return bool(named) and whole and not several and not slots
 
     def _named(self, parts: Parts, pushed: Parts | None = None) -> tuple[Named, ...] | None:
         """Return the shard, rows and keys of each part; None if one does not fit.

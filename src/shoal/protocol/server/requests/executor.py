@@ -66,12 +66,12 @@ class Executor:
         if below > log.forget_below:
             self.forget(log, below)
         if problem := self._staging.problem(admitted) if admitted.footprint.keyed else "":
-            self._answer(admitted, "refused", out, problem)
+            self.answer(admitted, "refused", out, problem)
             return
         try:
             self._do(admitted, out)
         except AccessFailed as error:
-            self._answer(admitted, "refused", out, error.message)
+            self.answer(admitted, "refused", out, error.message)
 
     def forget(self, log: RequestLog, below: int) -> None:
         """Forget a worker's requests below `below`: it has resolved or abandoned them."""
@@ -88,12 +88,12 @@ class Executor:
         if request.pushes:
             if late := "" if admitted.footprint.immediate else self.wait_queue.too_late(admitted):
                 if request.advance >= 0:
-                    self._advance(request.incarnation, request.advance, out)
-                self._answer(admitted, "round_closed", out, late)
+                    self.advance(request.incarnation, request.advance, out)
+                self.answer(admitted, "round_closed", out, late)
                 return
             accepted = self._push(admitted, out)
         if request.advance >= 0:
-            self._advance(request.incarnation, request.advance, out)
+            self.advance(request.incarnation, request.advance, out)
             if log.outcomes.get(seq) == "refused":
                 return  # its advance has closed its round, and its access method has failed
         if request.pulls:
@@ -186,7 +186,8 @@ class Executor:
         if failed:
             raise AccessFailed("; ".join(failed.values()))
 
-    def _advance(self, worker: int, to: int, out: Effects) -> None:
+    def advance(self, worker: int, to: int, out: Effects) -> None:
+        """Move a worker's clock, and close the rounds that all workers have passed by that."""
         group = self._clocks.group(worker)
         clocks = self._clocks.of(group)
         before = clocks.closed
@@ -218,7 +219,7 @@ class Executor:
         out.append(Served(admitted.footprint.pulls))
         weight = self._rounds.weight(admitted.log.group, read_clock(admitted.request) - 1)
         updates = self._staging.updates(admitted) if admitted.footprint.counts else -1
-        self._answer(admitted, "applied", out, "", buffers, weight, updates)
+        self.answer(admitted, "applied", out, "", buffers, weight, updates)
 
     def look(self, out: Effects) -> None:
         """Answer the requests that no longer have to wait."""
@@ -228,13 +229,13 @@ class Executor:
                 try:
                     self._serve(pull.admitted, out)
                 except AccessFailed as error:
-                    self._answer(pull.admitted, "refused", out, error.message)
+                    self.answer(pull.admitted, "refused", out, error.message)
         for key, push in list(self.wait_queue.pushes.items()):
             if push.admitted.log.complete(key[1]):
                 self.wait_queue.leave(key)
-                self._answer(push.admitted, "applied", out)
+                self.answer(push.admitted, "applied", out)
 
-    def _answer(
+    def answer(
         self,
         admitted: AdmittedRequest,
         code: Code,

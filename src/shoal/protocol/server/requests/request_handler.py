@@ -37,9 +37,9 @@ class RequestHandler:
 
         If its payload was discarded on arrival and it is admitted now, ask for it again.
         """
-        verdict = self._admission.verdict(sender, request)
-        footprint = self._admission.footprint(request) if verdict in TAKEN else None
-        if footprint is None:
+        footprint = self._admission.footprint(request)
+        verdict = self._admission.verdict(sender, request, footprint)
+        if footprint is None or verdict not in TAKEN:
             self._decline(sender, request, verdict, out)
             return None
         loads = admitted.loads if admitted is not None and not admitted.streamed else None

@@ -15,6 +15,7 @@ from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.executor import Applier, Executor
+from shoal.protocol.server.requests.fast_path import FastPath
 from shoal.protocol.server.requests.interim import Interim
 from shoal.protocol.server.requests.long_work import LONG_BYTES, LongWork
 from shoal.protocol.server.requests.memory import MemoryOptions, TableMemory
@@ -49,6 +50,7 @@ class Requests:
         staging:       the memory that their payloads go to
         handler:       the handler of requests that were not admitted on arrival, and of probes
         executor:      the part that carries out admitted requests
+        fast_path:     the same for requests that need nothing but their shard
         applier:       the part that applies operations to rows
         round_closer:  the part that closes rounds
         wait_queue:    the requests that wait
@@ -107,6 +109,15 @@ class Requests:
             state.session, self.admission, self.staging, self.executor, trace
         )
         self.wait_report = WaitReport(state, self.admission, self.wait_queue)
+        self.fast_path = FastPath(
+            state,
+            self.admission,
+            self.long_work,
+            self.staging.guard,
+            self.executor,
+            self.wait_report,
+            trace,
+        )
 
     def asked(
         self, sender: NodeId, message: Probe | Computing | StatusRequest, out: Effects

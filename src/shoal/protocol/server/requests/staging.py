@@ -79,13 +79,13 @@ class RequestStaging:
 
         This changes nothing: admission decides again once the payload is here.
         """
-        verdict = self._admission.verdict(sender, request)
-        footprint = self._admission.footprint(request) if verdict in TAKEN else None
-        if footprint is None:
+        footprint = self._admission.footprint(request)
+        verdict = self._admission.verdict(sender, request, footprint)
+        if footprint is None or verdict not in TAKEN:
             return Discard(verdict)
         if nbytes != footprint.nbytes:  # checked before memory is taken
             return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
-        if self._overdraws(request, footprint):
+        if not footprint.immediate and self._overdraws(request, footprint):
             return Discard("too many pushes of this worker wait for rounds")
         try:
             admitted = self.take(sender, request, footprint)

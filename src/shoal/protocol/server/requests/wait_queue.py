@@ -46,6 +46,7 @@ class WaitQueue:
 
     pulls:   the pulls that wait for a clock
     pushes:  the pushes that wait until all replicas have them
+    full:    the workers that have to read their answers first
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class WaitQueue:
         self._long_work = long_work
         self._unread_bytes = unread_bytes
         self._answered: dict[NodeId, int] = {}  # bytes of rows, since there was room
-        self._full: set[NodeId] = set()  # workers that have to read their answers first
+        self.full: set[NodeId] = set()
         self._computing: dict[int, float] = {}  # when a worker has last said that it computes
 
     # ------------------------------------------------------------------ entering and leaving
@@ -123,23 +124,19 @@ class WaitQueue:
         Beyond a limit its pulls wait until it has read them: this server would hold them in memory.
         """
         total = self._answered.get(to, 0) + nbytes
-        if total > self._unread_bytes and to not in self._full:
-            self._full.add(to)
+        if total > self._unread_bytes and to not in self.full:
+            self.full.add(to)
             out.append(AwaitRoom(to))
             total = 0
         self._answered[to] = total
 
-    def is_full(self, worker: NodeId) -> bool:
-        """Return whether a worker has to read its answers first."""
-        return worker in self._full
-
     def has_room(self, worker: NodeId) -> None:
         """Record that a worker has read most of its answers."""
-        self._full.discard(worker)
+        self.full.discard(worker)
 
     def forget(self, worker: NodeId) -> None:
         """Forget a worker that has left."""
-        self._full.discard(worker)
+        self.full.discard(worker)
         self._answered.pop(worker, None)
 
     # ------------------------------------------------------------------ conditions
@@ -175,7 +172,7 @@ class WaitQueue:
 
     def ready(self, pull: WaitingRequest) -> bool:
         """Return whether a pull can be answered."""
-        if self._full and pull.admitted.sender in self._full:
+        if self.full and pull.admitted.sender in self.full:
             return False
         if self._long_work.suspended and self._is_changing(pull):
             return False
@@ -245,7 +242,7 @@ class WaitQueue:
 
     def _unread(self, worker: NodeId) -> str:
         text = f"more than {self._unread_bytes} bytes of answers are on their way to this worker"
-        return text if worker in self._full else ""
+        return text if worker in self.full else ""
 
     def late(self, group: str, clock: int) -> list[Member]:
         """Return the workers of a group that are below `clock`."""

@@ -191,11 +191,11 @@ def test_a_push_does_not_overtake_a_push_of_an_earlier_clock(rigs, push):
 
 def test_an_answer_that_does_not_fit_into_memory_is_discarded(monkeypatch):
     part = SubRequestPart(ServerPart("s", (), (), (), [], 0, -1, (Answer(),)))
-    assert isinstance(part.receive(16), Sink)
-    assert isinstance(part.receive(ANSWER_BYTES + 1), Discard)
+    assert isinstance(part.receive(16, None), Sink)
+    assert isinstance(part.receive(ANSWER_BYTES + 1, None), Discard)
 
     def none(part, nbytes):
         raise MemoryError
 
     monkeypatch.setattr(ServerPart, "destination", none)
-    assert "no memory for 16 bytes" in part.receive(16).reason
+    assert "no memory for 16 bytes" in part.receive(16, None).reason

@@ -20,8 +20,8 @@ def reply(clock_min, round_weight=-1.0):
 
 def test_a_request_waits_for_the_open_ones_of_its_after():
     requests = PendingRequests()
-    requests.open(1, 0.0, 10.0, True, ())
-    assert requests.open(2, 0.0, 10.0, True, (1, 99)).after == [1]
+    requests.open(1, 0.0, 10.0, True, (), [])
+    assert requests.open(2, 0.0, 10.0, True, (1, 99), []).after == [1]
     _, followers = requests.close(1)
     assert followers == [2]
     assert requests.get(2).after == []
@@ -30,16 +30,16 @@ def test_a_request_waits_for_the_open_ones_of_its_after():
 
 def test_a_closed_follower_is_not_released():
     requests = PendingRequests()
-    requests.open(1, 0.0, 10.0, True, ())
-    requests.open(2, 0.0, 10.0, True, (1,))
+    requests.open(1, 0.0, 10.0, True, (), [])
+    requests.open(2, 0.0, 10.0, True, (1,), [])
     requests.close(2)
     assert requests.close(1)[1] == []
 
 
 def test_expired_lists_requests_past_their_timeout():
     requests = PendingRequests()
-    requests.open(1, 0.0, 10.0, True, ())
-    requests.open(2, 0.0, 5.0, True, ())
+    requests.open(1, 0.0, 10.0, True, (), [])
+    requests.open(2, 0.0, 5.0, True, (), [])
     assert requests.wakes_at() == 5
     assert [request_id for request_id, _ in requests.expired(7)] == [2]
     for request_id, _ in requests.expired(11):
@@ -52,7 +52,7 @@ def test_expired_lists_requests_past_their_timeout():
 
 
 def test_an_outcome_has_the_lowest_clock_of_its_answers():
-    pending = PendingRequests().open(1, 0.0, 10.0, True, ())
+    pending = PendingRequests().open(1, 0.0, 10.0, True, (), [])
     assert pending.outcome(None, 3).clock_min == -1
     assert not pending.applied(reply(5, 2.0), None)
     assert not pending.applied(reply(3), None)

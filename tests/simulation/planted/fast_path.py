@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 from unittest.mock import patch
 
+from shoal.protocol.machine import CopyOnWriteGuard
 from shoal.protocol.messages.requests import Request
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.requests.admission import Admission
@@ -58,23 +59,15 @@ def fast_path_while_frozen():
 @contextmanager
 def fast_path_recalls_nothing():
     """Rows in answers that are not sent yet change under them."""
-    right = FastPath._push
-
-    def push(self, *args):
-        lent, self._guard.borrowers = self._guard.borrowers, []
-        try:
-            return right(self, *args)
-        finally:
-            self._guard.borrowers = lent
-
-    with patch.object(FastPath, "_push", push):
+    with _without(CopyOnWriteGuard, "recall", lambda self: None):
         yield
 
 
 @contextmanager
 def fast_path_records_nothing():
     """The log does not say that the rows have the push."""
-    with _without(RequestLog, "apply", lambda *args: None):
+    finish = RequestLog.finish
+    with _without(RequestLog, "finish", lambda self, seq, parts: finish(self, seq, ())):
         yield
 
 

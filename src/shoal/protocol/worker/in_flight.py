@@ -40,8 +40,12 @@ class SubRequestPart(msgspec.Struct, eq=False):
     reason: str = "no answer"
     sink: Sink | None = None
 
-    def receive(self, nbytes: int) -> Arrival:
-        """Return the destination of an answer of `nbytes` bytes; a former one goes to scratch."""
+    def receive(self, nbytes: int, of: SubRequest) -> Arrival:
+        """Return the destination of an answer of `nbytes` bytes; a former one goes to scratch.
+
+        Args:
+            of: the sub-request that this is a part of, which the sink names with it.
+        """
         wanted, views = self.server_part.nbytes_out, self.server_part.outs
         if wanted != nbytes:  # perhaps an answer of any size
             if wanted != -1 or nbytes > ANSWER_BYTES:
@@ -52,7 +56,7 @@ class SubRequestPart(msgspec.Struct, eq=False):
                 return Discard(f"this worker has no memory for {nbytes} bytes")
         if self.sink is not None:
             self.revoke()
-        self.sink = Sink(views)
+        self.sink = Sink(views, (of, self))
         return self.sink
 
     def ask_at(self, at: float, wait_s: float | None = None) -> None:

@@ -93,7 +93,9 @@ class WorkerMachine:
         if self.peers is not None and isinstance(message, (Piece, NeighbourPiece)):
             return self.peers.arriving(sender, message, nbytes)
         answered = self._answered(sender, message) if isinstance(message, Reply) else None
-        return answered[1].receive(nbytes) if answered else Discard("nobody waits for it")
+        return (
+            answered[1].receive(nbytes, answered[0]) if answered else Discard("nobody waits for it")
+        )
 
     def problem_of(self, received: Received) -> str:
         if isinstance(received.message, Reply):  # counts only from a server that was sent a part
@@ -237,7 +239,9 @@ class WorkerMachine:
                 raise Refused(RUN_ENDED)
             if self._router is None:
                 raise InvalidValue("this worker is in no view yet")
-            plans = self._router.sub_requests(ask)
+            known = ask.route  # of the same exchange before
+            again = known is not None and known[0] is self._router
+            plans = known[1] if again else self._router.sub_requests(ask)
         except (Refused, InvalidValue) as mistake:
             out.append(Resolve(request_id, Outcome(error=mistake)))
             return
@@ -246,14 +250,15 @@ class WorkerMachine:
             advance = self.clock = FOREVER if ask.last else clock + 1
         patient = ask.timeout_s is None  # a limit that the caller has set is not extended
         timeout_s = self.options.sync_timeout_s if ask.timeout_s is None else ask.timeout_s
-        pending = self._requests.open(request_id, now, timeout_s, patient, ask.after)
+        sub_requests = []
         for plan in plans:
             told = advance if plan.advances else -1
-            pending.add(self._in_flight.add(request_id, ask, plan, clock, told))
+            sub_requests.append(self._in_flight.add(request_id, ask, plan, clock, told))
+        pending = self._requests.open(request_id, now, timeout_s, patient, ask.after, sub_requests)
         if pending.expires_at < self._sender.wakes_at:
             self._sender.wake(pending.expires_at)
-        if not pending.after and self._in_flight.leave_first(pending.sub_requests[0]):
-            self._sender.send(pending.sub_requests[0], now, out)
+        if not pending.after and self._in_flight.leave_first(sub_requests[0]):
+            self._sender.send(sub_requests[0], now, out)
         else:
             self._pump(now, out)
 
@@ -308,7 +313,11 @@ class WorkerMachine:
     def _reply(
         self, sender: NodeId, reply: Reply, payload: Sink | None, now: float, out: Effects
     ) -> None:
-        answered = self._answered(sender, reply)
+        answered: tuple[SubRequest, SubRequestPart] | None
+        if payload is not None and not payload.revoked:
+            answered = payload.context
+        else:
+            answered = self._answered(sender, reply)
         if answered is None:
             out.append(LateReply(reply.seq, reply.code))
             return

@@ -41,10 +41,6 @@ class PendingRequest(msgspec.Struct, eq=False):
         """Restart the time-out: the request waits for a member that has reported that it lives."""
         self.nudged, self.expires_at = False, now + self.timeout_s
 
-    def add(self, sub_request: SubRequest) -> None:
-        """Add a sub-request that has to be done before the request is resolved."""
-        self.sub_requests.append(sub_request)
-
     def done(self, sub_request: SubRequest) -> bool:
         """Remove a sub-request that is done; return whether all are."""
         self.sub_requests.remove(sub_request)
@@ -86,9 +82,16 @@ class PendingRequests:
         self.get = self._open.get
 
     def open(
-        self, request_id: int, now: float, timeout_s: float, patient: bool, after: tuple[int, ...]
+        self,
+        request_id: int,
+        now: float,
+        timeout_s: float,
+        patient: bool,
+        after: tuple[int, ...],
+        sub_requests: list[SubRequest],
     ) -> PendingRequest:
-        pending = PendingRequest(now + timeout_s, timeout_s, patient)
+        """Add a request, which is resolved when all its sub-requests are done."""
+        pending = PendingRequest(now + timeout_s, timeout_s, patient, sub_requests)
         self._open[request_id] = pending
         for each in after:
             if each in self._open:

@@ -59,12 +59,12 @@ class Sender:
 
     def message(self, sub_request: SubRequest, part: SubRequestPart) -> Request:
         """Return the request for a server, in the current view."""
-        ask, server_part = sub_request.ask, part.server_part
+        ask, server_part, in_flight = sub_request.ask, part.server_part, self._in_flight
         return Request(
             self._session.view_id,
             self._session.incarnation,
             sub_request.seq,
-            self._in_flight.lowest,
+            next(iter(in_flight.sub_requests)),  # the oldest one, or this
             sub_request.clock,
             server_part.pushes,
             sub_request.advance,
@@ -72,7 +72,7 @@ class Sender:
             ask.weight,
             server_part.rates,
             ask.assign,
-            self._in_flight.follows(sub_request, server_part.server) if sub_request.follows else (),
+            in_flight.follows(sub_request, server_part.server) if sub_request.follows else (),
             ask.updates,
         )
 

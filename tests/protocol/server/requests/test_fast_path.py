@@ -31,6 +31,7 @@ from shoal.protocol.server.replication.transfer import Transfer
 from shoal.protocol.server.requests.fast_path import FastPath
 from shoal.protocol.server.requests.requests import RequestOptions
 from shoal.protocol.server.state.replica import AppliedPart
+from shoal.protocol.server.state.request_log import RequestLog
 from shoal.protocol.session import Session
 from shoal.protocol.views import View
 from shoal.tables.consistency import Quorum, asp, bsp, ssp
@@ -418,13 +419,13 @@ def test_no_condition_of_the_fast_path_can_be_left_out(rigs, line):
     ("owner", "name", "line"),
     [
         (ServerMachine, "handle", "and not self._interim.kept"),  # a kept message is overtaken
-        (FastPath, "_push", "self._guard.recall()"),  # rows are lent and not recalled
-        (FastPath, "_push", "log.apply(request.seq, (part,))"),  # a part is not recorded
+        (FastPath, "carry_out", "self._guard.recall()"),  # rows are lent and not recalled
+        (FastPath, "carry_out", "log.finish(request.seq, parts)"),
+        (RequestLog, "finish", "self.parts[seq] = [*parts]"),  # a part is not recorded
+        (FastPath, "carry_out", "log.refuse(request.seq, replica.number)"),
         (FastPath, "carry_out", "self._executor.forget(log, request.forget_below)"),
         (FastPath, "carry_out", "log.forget(request.forget_below)"),
-        (FastPath, "carry_out", 'log.record(request.seq, "applied")'),
         (FastPath, "_answer", "self._wait_queue.answered(admitted.sender, nbytes, out)"),
-        (FastPath, "_push", "log.refuse(request.seq, replica.number)"),
     ],
 )
 def test_no_step_of_the_fast_path_can_be_left_out(rigs, owner, name, line):

@@ -18,7 +18,6 @@ from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.server.requests.executor import Executor
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.protocol.server.requests.staging import AdmittedRequest
-from shoal.protocol.server.requests.wait_queue import read_clock
 from shoal.protocol.server.requests.wait_report import WaitReport
 from shoal.protocol.server.state.replica import AppliedPart
 from shoal.protocol.server.state.state import ServerState
@@ -74,29 +73,23 @@ class FastPath:
                 self._executor.forget(log, request.forget_below)
             else:
                 log.forget(request.forget_below)
-        if footprint.pushes and not self._push(admitted, out):
-            return True
+        parts: tuple[AppliedPart, ...] = ()
+        if footprint.pushes:
+            replica = self._replicas[footprint.pushes[0][0]]
+            if self._guard.borrowers:
+                self._guard.recall()
+            try:
+                replica.shard.apply(admitted.loads[0], request.rates[0] if request.rates else None)
+            except AccessFailed as error:
+                log.refuse(request.seq, replica.number)
+                self._executor.answer(admitted, "refused", out, error.message)
+                return True
+            parts = (AppliedPart(request.pushes[0], replica, replica.count()),)
+            out.append(Pushed(request, False))
         if request.advance >= 0:
             self._executor.advance(request.incarnation, request.advance, out)
-        log.record(request.seq, "applied")
+        log.finish(request.seq, parts)
         self._answer(admitted, out)
-        return True
-
-    def _push(self, admitted: AdmittedRequest, out: Effects) -> bool:
-        """Apply and record the push; return False if the access method has failed."""
-        request, log = admitted.request, admitted.log
-        replica = self._replicas[admitted.footprint.pushes[0][0]]
-        if self._guard.borrowers:
-            self._guard.recall()
-        try:
-            replica.shard.apply(admitted.loads[0], request.rates[0] if request.rates else None)
-        except AccessFailed as error:
-            log.refuse(request.seq, replica.number)
-            self._executor.answer(admitted, "refused", out, error.message)
-            return False
-        part = AppliedPart(request.pushes[0], replica, replica.count())
-        log.apply(request.seq, (part,))
-        out.append(Pushed(request, False))
         return True
 
     def _answer(self, admitted: AdmittedRequest, out: Effects) -> None:
@@ -108,7 +101,8 @@ class FastPath:
             number, rows, _ = pulls[0]
             buffers = (self._replicas[number].shard.read(rows),)
             nbytes = buffers[0].nbytes
-            weight = self._rounds.weight(log.group, read_clock(request) - 1)
+            clock = request.advance if request.advance >= 0 else request.clock  # `read_clock`
+            weight = self._rounds.weight(log.group, clock - 1)
             out.append(Served(pulls))
         reply = Reply(
             request.incarnation,

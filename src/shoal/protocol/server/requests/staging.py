@@ -88,9 +88,19 @@ class RequestStaging:
         if not footprint.immediate and self._overdraws(request, footprint):
             return Discard("too many pushes of this worker wait for rounds")
         try:
+            if footprint.simple and footprint.pushes and not request.assign:
+                [(number, rows, _)] = footprint.pushes
+                load = self._replicas[number].shard.stage(rows, -1)
+                log, view = self._admission.logs[sender], self._admission.view
+                return Sink(
+                    load.views,
+                    AdmittedRequest(sender, request, footprint, [load], log, view, False),
+                )
             admitted = self.take(sender, request, footprint)
         except NoMemory as error:
             return Discard(error.message)
+        except MemoryError:
+            return Discard("no memory")  # the request is refused, with more words
         loads = admitted.loads
         views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
         return Sink(views, admitted, admitted.streamed)

@@ -68,6 +68,12 @@ class RequestLog:
         elif parts:
             self.parts[seq] = [*parts]
 
+    def finish(self, seq: int, parts: Sequence[AppliedPart]) -> None:
+        """Record a request that is carried out, with the parts of its push; it is new here."""
+        if parts:
+            self.parts[seq] = [*parts]
+        self.outcomes[seq] = "applied"
+
     def refuse(self, seq: int, number: int) -> None:
         """Record that the parts of a push to a replica wait for no round any more."""
         self.parts[seq] = [

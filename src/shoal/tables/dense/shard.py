@@ -156,10 +156,7 @@ class DenseShard(DenseRows):
     def apply(self, staged: StagedRows, lr: float | None) -> None:
         """Apply a push with the access method, fragment by fragment."""
         if staged.keys is None and staged.prepared is None:
-            staged.prepared = [
-                (index, part, self._prepared(index, part, rows_of(staged, part)))
-                for index, part in self._touched(staged.rows)
-            ]
+            staged.prepared = self._pieces(staged)
         touched: Sequence[tuple[int, KeyRange, Prepared | None]] = staged.prepared or [
             (index, part, None) for index, part in self._touched(staged.rows)
         ]
@@ -194,6 +191,35 @@ class DenseShard(DenseRows):
         Returns the applied updates. They may use the memory of the pushes, which has to be
         retained.
         """
+        first = contributions[0][2].rows if contributions else None
+        alike = all(each.keys is None and each.rows == first for _, _, each in contributions)
+        applied = (self._merge_alike if alike else self._merge_pieces)(contributions)
+        for _, _, staged in contributions:
+            self.release(staged)
+        return side_by_side(applied)
+
+    def _merge_alike(self, contributions: Sequence[Contribution]) -> list[Merged]:
+        """Merge and apply pushes of the same whole rows, with the update prepared for the first."""
+        if not contributions:
+            return []
+        applied, counts = [], self.counts
+        into = contributions[0][2]  # `merge_whole` merges in its memory
+        if into.prepared is None:
+            into.prepared = self._pieces(into)
+        for index, part, update in into.prepared:
+            merged = merge_whole(self.spec, part, contributions)
+            if update is None or index in counts.apart:
+                self._update(index, part, merged)
+                counts.count(index, (part,))
+            else:
+                update(counts.together[index], merged.lr)
+                counts.together[index] += 1
+            self.versions[index] += 1
+            applied.append(merged)
+        return applied
+
+    def _merge_pieces(self, contributions: Sequence[Contribution]) -> list[Merged]:
+        """Merge and apply pushes that cover different rows, or name keys."""
         ranges = [staged.rows for _, _, staged in contributions]
         applied: list[Merged] = []
         for index, part in enumerate(self.fragments):
@@ -211,9 +237,7 @@ class DenseShard(DenseRows):
                 self.counts.count(index, [piece.rows for piece in pieces])
                 self.versions[index] += 1
             applied += pieces
-        for _, _, staged in contributions:
-            self.release(staged)
-        return side_by_side(applied)
+        return applied
 
     def apply_round(self, updates: Sequence[tuple[float | None, StagedRows]]) -> None:
         """Apply a round that another replica has merged, as one update of each cell."""
@@ -228,6 +252,13 @@ class DenseShard(DenseRows):
             self.versions[index] += 1
         for _, staged in updates:
             self.release(staged)
+
+    def _pieces(self, staged: StagedRows) -> list[tuple[int, KeyRange, Prepared | None]]:
+        """Return each fragment that a push of whole rows changes, with its prepared update."""
+        return [
+            (index, part, self._prepared(index, part, rows_of(staged, part)))
+            for index, part in self._touched(staged.rows)
+        ]
 
     def _prepared(self, index: int, part: KeyRange, values: Tensor) -> Prepared | None:
         """Return a prepared update of these rows; None if it does not count for all cells."""

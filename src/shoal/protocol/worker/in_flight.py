@@ -189,6 +189,8 @@ class InFlight:
     def _line_up(self, sub_request: SubRequest) -> None:
         """Find the sub-requests whose pushes this one has to follow."""
         plan, advances = sub_request.plan, sub_request.advance >= 0
+        if not advances and not plan.pulled:
+            return
         behind = [
             earlier.seq
             for earlier in self._unaccepted.values()

@@ -1,5 +1,7 @@
 """Chains: what a head does is done by the others, and only then acknowledged."""
 
+from collections import Counter
+
 import pytest
 from msgspec.structs import replace
 
@@ -12,6 +14,7 @@ from shoal.protocol.messages.requests import Probe
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.operations import Change, Operation
 from shoal.protocol.server.state.replicas import Replicas
+from shoal.protocol.server.state.request_log import RequestLog
 from shoal.protocol.views import FOREVER, Placement
 from shoal.tables.consistency import bsp, ssp
 from shoal.tables.dense.shard import DenseShard
@@ -43,6 +46,66 @@ def test_every_server_of_the_chain_has_it_once_whatever_comes_twice(rigs, length
     chain.deliver(times=2)
     assert [chain.rows(rank) for rank in range(length)] == [[3] * ROWS] * length
     assert [seq for _, seq, code, _ in chain.told if code == "applied"] == [0, 1, 2]
+
+
+def counting(monkeypatch, owner, name, calls):
+    right = getattr(owner, name)
+    right = right.fget if isinstance(right, property) else right
+
+    def counted(self, *args):
+        calls[name] += 1
+        return right(self, *args)
+
+    found = property(counted) if isinstance(getattr(owner, name), property) else counted
+    monkeypatch.setattr(owner, name, found)
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_the_work_for_a_push_does_not_grow_with_those_under_way(rigs, monkeypatch, length):
+    calls = Counter()
+    counting(monkeypatch, Operation, "done", calls)
+    counting(monkeypatch, RequestLog, "unreplicated", calls)
+
+    def a_push(count):
+        chain = rigs.Chain(length=length)
+        calls.clear()
+        for seq in range(count):
+            chain.ask(0, 0, seq, 1, 1, 1, 1)
+        chain.told = []
+        chain.deliver(Replicate)
+        chain.deliver(ReplicateAck)
+        assert [seq for _, seq, code, _ in chain.told if code == "applied"] == [*range(count)]
+        for server in chain.servers:
+            assert server.chains.idle
+            assert not server.chains._log
+            assert not any(map(bool, server.requests.wait_queue._lacked.values()))
+        return sum(calls.values()) / count
+
+    assert a_push(200) < 1.5 * a_push(8)
+
+
+def test_a_push_of_a_slow_chain_delays_none_of_another(rigs):
+    """Two tables: their second servers have their pushes in turns."""
+    chain = rigs.Chain(None, None)
+    chain.ask(0, 0, 0, 1, 1, 1, 1)
+    chain.ask(0, 0, 1, 2, 2, 2, 2, table=1)
+    chain.ask(0, 1, 0, 3, 3, 3, 3)
+    chain.told = []
+    [ack] = [each for each in acks_of(chain, 0) if len(each.done) == 2]
+    later = replace(ack, done=((0, 0, 0), *ack.done[1:]))
+    chain.receive(0, "server-1", later)
+    assert [(to, seq) for to, seq, _, _ in chain.told] == [("worker-0", 1)]
+    chain.receive(0, "server-1", ack)
+    told = [(to, seq) for to, seq, _, _ in chain.told]
+    assert told == [("worker-0", 1), ("worker-0", 0), ("worker-1", 0)]
+
+
+def acks_of(chain, rank):
+    """The last acknowledgement to a server, once all its messages have come."""
+    chain.deliver(Replicate)
+    found = [e.message for e in chain.under_way if isinstance(e.message, ReplicateAck)]
+    chain.under_way.clear()
+    return found[-1:]
 
 
 def test_what_comes_out_of_order_is_done_in_order(chain):

@@ -69,6 +69,7 @@ class Chains:
         self._held: dict[int, list[Replica]] = {}  # by table, in the order of their rows
         self._log: dict[int, Operation] = {}
         self._next = 0
+        self._unseen = 0  # occasions since all operations were looked at
 
     # ------------------------------------------------------------------ views
 
@@ -101,7 +102,9 @@ class Chains:
     @property
     def idle(self) -> bool:
         """Whether all operations of this server are on the rest of the chains."""
-        return all(isinstance(each, StateTransferOperation) for each in self._log.values())
+        return all(
+            isinstance(each, StateTransferOperation) or each.done for each in self._log.values()
+        )
 
     def greet(self, out: Effects) -> None:
         """Connect to neighbours of higher rank: of two servers the one of lower rank connects."""
@@ -231,7 +234,16 @@ class Chains:
         return news or replica.done != before
 
     def _forget(self) -> None:
-        """Release the operations that all servers have."""
+        """Release the operations that all servers have.
+
+        To look at all of them each time would take a time for each that grows with their number. So
+        they are looked at when the newest is done, and otherwise a few times while as many come.
+        """
+        self._unseen += 1
+        newest = self._log.get(self._next - 1)
+        if newest is not None and 4 * self._unseen < len(self._log) and not newest.done:
+            return
+        self._unseen = 0
         for number in [number for number, each in self._log.items() if each.done]:
             self._log.pop(number).release()
 

@@ -230,10 +230,9 @@ class Executor:
                     self._serve(pull.admitted, out)
                 except AccessFailed as error:
                     self.answer(pull.admitted, "refused", out, error.message)
-        for key, push in list(self.wait_queue.pushes.items()):
-            if push.admitted.log.complete(key[1]):
-                self.wait_queue.leave(key)
-                self.answer(push.admitted, "applied", out)
+        for push in self.wait_queue.replicated() if self.wait_queue.pushes else ():
+            self.wait_queue.leave(push.key)
+            self.answer(push.admitted, "applied", out)
 
     def answer(
         self,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
 from math import inf
+from operator import attrgetter
 
 import msgspec
 
@@ -29,12 +32,14 @@ class WaitingRequest(msgspec.Struct, frozen=True, eq=False):
     clock:  the clock that every worker has to reach; 0 for a push
     since:  the time at which it came
     pulled: the replicas that it pulls from and that go by the clocks of its worker's group
+    place:  the place of a push among all that have come
     """
 
     admitted: AdmittedRequest
     clock: int
     since: float
     pulled: Sequence[Replica] = ()
+    place: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -59,6 +64,10 @@ class WaitQueue:
     ) -> None:
         self.pulls: dict[tuple[int, int], WaitingRequest] = {}
         self.pushes: dict[tuple[int, int], WaitingRequest] = {}
+        self._places = count()
+        self._in_rounds: list[WaitingRequest] = []  # pushes of which a part is in an open round
+        # the other pushes, by a replica that others lack: (version, place, push), a heap
+        self._lacked: dict[int, list[tuple[int, int, WaitingRequest]]] = {}
         self._replicas = state.replicas
         self._clocks = state.clocks
         self._workers = state.workers
@@ -95,8 +104,38 @@ class WaitQueue:
 
     def add_push(self, admitted: AdmittedRequest) -> None:
         """Add a push; it is answered when all replicas have it."""
-        waiting = WaitingRequest(admitted, 0, self._chains.time.now)
+        waiting = WaitingRequest(admitted, 0, self._chains.time.now, (), next(self._places))
         self.pushes[waiting.key] = waiting
+        self._sort(waiting)
+
+    def _sort(self, push: WaitingRequest) -> bool:
+        """Sort a push by what it waits for; return False if all replicas have it."""
+        request = push.admitted.request
+        lacking = push.admitted.log.unreplicated(request.seq)
+        if not lacking:
+            return False
+        if any(part.version < 0 for part in lacking):
+            self._in_rounds.append(push)
+        else:
+            part = lacking[0]
+            heap = self._lacked.setdefault(part.replica.number, [])
+            heappush(heap, (part.version, push.place, push))
+        return True
+
+    def replicated(self) -> list[WaitingRequest]:
+        """Return the pushes that all replicas have by now, in the order in which they came.
+
+        Of the pushes that wait for a replica only those are looked at whose version others have.
+        """
+        look, self._in_rounds = self._in_rounds, []
+        for number, heap in self._lacked.items():
+            replica = self._replicas.get(number)
+            while heap and (replica is None or heap[0][0] <= replica.done):
+                look.append(heappop(heap)[2])
+        found = [
+            push for push in look if self.pushes.get(push.key) is push and not self._sort(push)
+        ]
+        return sorted(found, key=attrgetter("place"))
 
     def leave(self, key: tuple[int, int]) -> None:
         """Remove a request."""
@@ -115,6 +154,8 @@ class WaitQueue:
             pull.admitted.log.record(seq, "accepted")
         self.pulls.clear()
         self.pushes.clear()
+        self._in_rounds.clear()
+        self._lacked.clear()
 
     # ------------------------------------------------------------------ slow readers
 

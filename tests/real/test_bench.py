@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from math import isclose
 
 import pytest
 
+from shoal.apps.bench import breakdown
 from shoal.apps.bench.rows import by_turns, on
 
 pytestmark = pytest.mark.real
@@ -31,7 +33,7 @@ WORDS = ["skip-gram 1 worker", "skip-gram 2 workers"]
 TRAIN = [f"{what} {size}" for size in ("118k", "24.4M") for what in ("allreduce", "p2p", "sync")]
 ALLREDUCE = ["allreduce 4 KiB", "allreduce 64 MiB"]
 UNITS = {"wire": "GB/s", "dense": "GB/s", "sparse": "M keys/s", "train": "us", "allreduce": "us"}
-UNITS |= {"word2vec": "M words/s", "ctr": "M rows/s", "follower": "M rows/s"}
+UNITS |= {"word2vec": "M words/s", "ctr": "M rows/s", "follower": "M rows/s", "saturation": "k/s"}
 OPTIONS = ("--rounds", "1", "--json", "--plot", "rows.svg")
 CLICKS = ["lr 1 worker", "lr 2 workers"]
 
@@ -47,6 +49,7 @@ CLICKS = ["lr 1 worker", "lr 2 workers"]
         ("word2vec", WORDS),
         ("ctr", CLICKS),
         ("follower", ["training, followed", "scored"]),
+        ("saturation", ["1 worker", "2 workers", "4 workers", "8 workers"]),
     ],
 )
 def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
@@ -84,6 +87,8 @@ def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
             assert isclose(row["peer_ratio"], row["value"] / row["peer"])
         if suite == "train":
             assert row["loss_gap"] < 1e-5
+    if suite == "saturation":
+        assert all(row["server_cpu"] > row["bare_cpu"] > 0 for row in report["rows"])
     if suite == "wire":
         assert len(report["rooms"]) == 7
         assert all(microseconds > 0 for microseconds in report["rooms"].values())
@@ -119,3 +124,24 @@ def test_replicas_are_measured_beside_one_and_beside_bare_processes():
     assert isclose(small["ratio"], small["value"] / small["ceiling"])
     assert large["peer_name"] == "bare processes"
     assert isclose(large["peer_ratio"], large["value"] / large["peer"])
+
+
+def test_a_small_exchange_takes_few_calls():
+    """Machines, tables and connections of worker and server; 120 without the fast path."""
+    cluster, calls = breakdown._Cluster(64), Counter()
+    try:
+        for _ in range(100):
+            cluster.exchange()
+
+        def called(frame, event, arg):
+            calls[frame.f_code.co_filename] += event == "call"
+
+        sys.setprofile(called)
+        try:
+            cluster.exchange()
+        finally:
+            sys.setprofile(None)
+    finally:
+        cluster.close()
+    del calls[breakdown.__file__], calls[__file__]
+    assert sum(calls.values()) <= 54, calls

@@ -72,11 +72,14 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
         "together": lambda row: f"{figure(row['together'])} {row['unit']}",
         "peer": lambda row: f"{with_error(row['peer'], row.get('peer_error'))} {row['unit']}",
         "peer_ratio": lambda row: f"{row['peer_ratio']:.2f}",
+        "server_cpu": lambda row: f"{row['server_cpu']:.1f} us",
+        "bare_cpu": lambda row: f"{row['bare_cpu']:.1f} us",
     }
     shown = [key for key in more if any(row.get(key) is not None for row in rows)]
     columns = ["row", "value", "p50 us", "p99 us", "ceiling", "ratio"]
     peers = sorted({row["peer_name"] for row in rows if row.get("peer") is not None})
     named = {"peer": ", ".join(peers), "peer_ratio": "ratio"}
+    named |= {"server_cpu": "server's CPU", "bare_cpu": "bare server's"}
     headings = [named.get(key, key) for key in shown]
     table = Table(*columns, *headings, box=None, header_style="bold")
     for row in rows:

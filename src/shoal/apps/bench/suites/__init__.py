@@ -2,6 +2,7 @@
 
 SUITES = {  # by the name that `shoal bench` knows; their modules need torch
     "wire": "wire",
+    "saturation": "saturation",
     "dense": "dense",
     "sparse": "sparse",
     "train": "training",

@@ -52,6 +52,18 @@ def test_a_push_resolves_when_it_is_applied(worker, push):
     assert worker.machine.bytes_pushed == 32
 
 
+def test_rows_that_come_after_a_refusal_are_late(worker, pull, rigs):
+    """Two connections of a server: the first answer's rows end after another one is handled."""
+    worker.ask(1, Exchange(pulls=pull))
+    applied = Reply(11, 0, worker.view.id, "applied", payload=32)
+    sink = worker.machine.arriving("server-0", applied, 32)
+    worker.answer(0, 0, "refused", reason="no")
+    assert isinstance(worker.resolved()[1].error, Refused)
+    sink.fill(rigs.as_bytes(5, 6, 7, 8))
+    worker.handle(Received("server-0", applied, sink))
+    assert worker.effects == [LateReply(0, "applied")]
+
+
 def test_a_pull_resolves_with_its_rows_in_its_buffer(worker, pull, out, rigs):
     worker.ask(1, Exchange(pulls=pull))
     worker.answer(0, 0, "applied", rigs.as_bytes(5, 6, 7, 8), clock_min=3, round_weight=4.0)

@@ -51,6 +51,7 @@ from shoal.protocol.worker.pending_requests import PendingRequest, PendingReques
 from shoal.protocol.worker.rerouting import chained, joined, moved, reroute, tell
 from shoal.protocol.worker.routing import Router
 from shoal.protocol.worker.sender import Sender
+from shoal.protocol.worker.server_part import SubRequestPlan
 
 RUN_ENDED = "this worker's run has ended"
 
@@ -239,9 +240,11 @@ class WorkerMachine:
                 raise Refused(RUN_ENDED)
             if self._router is None:
                 raise InvalidValue("this worker is in no view yet")
-            known = ask.route  # of the same exchange before
-            again = known is not None and known[0] is self._router
-            plans = known[1] if again else self._router.sub_requests(ask)
+            known: tuple[Router, tuple[SubRequestPlan, ...]] | None = ask.route
+            if known is not None and known[0] is self._router:  # as in every step of training
+                plans = known[1]
+            else:
+                plans = self._router.sub_requests(ask)
         except (Refused, InvalidValue) as mistake:
             out.append(Resolve(request_id, Outcome(error=mistake)))
             return
@@ -314,7 +317,7 @@ class WorkerMachine:
         self, sender: NodeId, reply: Reply, payload: Sink | None, now: float, out: Effects
     ) -> None:
         answered: tuple[SubRequest, SubRequestPart] | None
-        if payload is not None and not payload.revoked:
+        if payload is not None and not payload.revoked and not payload.context[1].done:
             answered = payload.context
         else:
             answered = self._answered(sender, reply)

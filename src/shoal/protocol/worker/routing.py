@@ -65,10 +65,10 @@ class Router:
         self._plans: dict[tuple[object, ...], Plan] = {}
 
     def sub_requests(self, ask: Exchange) -> tuple[SubRequestPlan, ...]:
-        """Return the sub-requests of an exchange in order: one, or the push and then the rest."""
-        known: tuple[Router, tuple[SubRequestPlan, ...]] | None = ask.route
-        if known is not None and known[0] is self:
-            return known[1]
+        """Return the sub-requests of an exchange in order: one, or the push and then the rest.
+
+        The exchange keeps them in `route`, for as long as this router is that of the view.
+        """
         steps = [(ask.pushes, (), False), ((), ask.pulls, ask.advance)]
         if self.rides(ask):
             steps = [(ask.pushes, ask.pulls, ask.advance)]

@@ -213,3 +213,36 @@ def test_the_run_ends_when_the_view_is_dropped_that_had_the_rows(moving):
     assert "server-0 died with the last replica of" in moving.sent(End)[0].error
     assert moving.sent(End)[0].kind == "lost"
     assert isinstance(moving.machine._shutdown._error, RangeLost)
+
+
+def without_server_1(rig):
+    """The offered view is one without server-1, which is about to leave: all rows on server-0."""
+    views = rig.machine._views
+    alone = tuple(
+        tuple(replace(each, chain=(0,), syncing_since=0) for each in parts)
+        for parts in views.offered.placements
+    )
+    servers = views.offered.servers[:1]
+    views.offered = replace(views.offered, servers=servers, placements=alone)
+    return alone
+
+
+def test_an_offered_view_whose_servers_have_died_is_dropped_where_another_has_the_rows(rig):
+    without_server_1(rig)
+    rig.receive("engine", DeathReport("here", 10))
+    assert rig.sent(End) == rig.sent(NewView) == []
+    assert rig.notes(ViewDropped)[0].view == (1, 3)
+    assert rig.told(Freeze)["server-1"] == Freeze((1, 4), (1, 2))
+    promise(rig)
+    rig.adopt()
+    assert rig.view.number == 4
+    assert {each.chain for parts in rig.view.placements for each in parts} == {(1,)}
+
+
+def test_nobody_is_told_an_offered_view_that_was_lost_with_its_servers(rig):
+    """Servers that thaw may have refused it."""
+    alone = without_server_1(rig)
+    rig.machine._views.view = replace(rig.view, placements=alone)
+    rig.receive("engine", DeathReport("here", 10))
+    assert rig.sent(NewView) == rig.notes(ViewMade) == []
+    assert "with the last replica of w" in rig.sent(End)[0].error

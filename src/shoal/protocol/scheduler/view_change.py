@@ -161,7 +161,7 @@ class ViewChange:
         """Return the rows that are lost with a server; None for none, empty if it was the last.
 
         Rows that another server has in the current view or in the offered one may not be lost:
-        `_catch_up` looks again, when it is known which of the views was adopted.
+        this is looked at again when it is known which of the views was adopted.
         """
         lost_in = self._lost_with(dead)
         return None if any(rows is None for rows in lost_in) else lost_in[-1]
@@ -253,9 +253,8 @@ class ViewChange:
     def consider(self, now: float, out: Effects) -> None:
         """Begin to make a view, if one is due."""
         if self.offered is not None:
-            if not self._first_to_adopt():  # the servers have died, and had no rows
-                self._adopted(self.offered.id, now, out)
-                self._end_if_bereft(now, out)
+            if not self._first_to_adopt():
+                self._go_on_without_adopters(self.offered, now, out)
             return
         due, reason = self._decide()
         if due:
@@ -265,6 +264,22 @@ class ViewChange:
         elif reason != self.reason:
             out.append(ViewImpossible(reason))
         self.reason = reason
+
+    def _go_on_without_adopters(self, offered: View, now: float, out: Effects) -> None:
+        """Make or drop an offered view, because the servers that it was sent to have died.
+
+        No living member has adopted it, as members are told when one of these servers has. It is
+        dropped if its rows were lost with them: a server that it lacks may have them still.
+        """
+        if bereft(offered, self._members.servers()):
+            self.offered = None
+            out.append(ViewDropped(offered.id, offered.reason))
+            self._persist(out)
+        else:
+            self._make(offered, now, out)
+        self._end_if_bereft(now, out)
+        if not self._over:
+            self.consider(now, out)
 
     def _change_placements(self, view: View, now: float, out: Effects) -> None:
         """Ask servers to open new and moved shards; propose a view with the open ones."""

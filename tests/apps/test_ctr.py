@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shoal.apps.ctr.formats import PARSERS, bucket, guess, text_of, without_comment
@@ -153,6 +153,7 @@ LINES = st.one_of(
 
 
 @settings(deadline=None, max_examples=150)
+@example(lines=["#é"], end="\n", kind="libsvm", size=1, named=Classes())
 @given(
     lines=st.lists(LINES, max_size=12),
     end=st.sampled_from(["\n", "\r\n"]),

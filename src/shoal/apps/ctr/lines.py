@@ -118,7 +118,6 @@ def _parse(
                     found = 0
                 break
         if found != BLANK:
-            seen = True
             if number // size % sharers == mine:
                 if kind == CRITEO:
                     found, written = _criteo(block, at, end, keys, values, first)
@@ -135,6 +134,7 @@ def _parse(
                 counts[U(rows)] = found
                 rows += 1
                 first += found
+            seen = True  # not before an odd line is parsed elsewhere, which may be a comment
         at = stop + 1
         number += 1
     return result, seen, signs, at, number, rows, first

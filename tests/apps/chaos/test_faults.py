@@ -95,6 +95,23 @@ def test_a_server_that_the_engine_starts_again_is_left_to_it(processes, clock):
     assert processes.again == []
 
 
+def test_a_process_that_has_just_ended_gets_no_fault(processes, clock, monkeypatch):
+    """It has ended by itself, and the engine has not seen that yet."""
+
+    def gone(pid, what):
+        raise ProcessLookupError
+
+    made = injector(processes, "kill-server-1")
+    with monkeypatch.context() as patched:
+        patched.setattr(faults.os, "kill", gone)
+        turn(made, clock, 1.0)
+    assert (made.injected, made.over) == ([], False)
+    processes.running["server-1"] = 9  # the engine has started it again
+    processes.view(2, 3)
+    turn(made, clock, 1.0)
+    assert processes.signals == [(9, signal.SIGKILL)]
+
+
 def test_a_job_that_is_over_gets_no_servers(processes, clock):
     made = injector(processes, "kill-worker")
     turn(made, clock)

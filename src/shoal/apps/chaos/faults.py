@@ -146,7 +146,11 @@ class FaultInjector:
             return
         name = self._random.choice(names)
         self.injected.append(InjectedFault(fault, name, time.time(), time.monotonic(), self._step))
-        undo = self._do(fault, name)
+        try:
+            undo = self._do(fault, name)
+        except ProcessLookupError:  # it has ended by itself, and the engine is about to see that
+            self.injected.pop()
+            return
         if undo is not None:
             self._undo = time.monotonic() + (fault.seconds or LASTS_S[fault.what]), undo
 

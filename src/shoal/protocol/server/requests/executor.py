@@ -100,12 +100,12 @@ class Executor:
             if admitted.footprint.calls:
                 self._call(admitted, out)
             self._pull(admitted, accepted, out)
-        elif log.complete(seq):
+        elif not (lacking := log.unreplicated(seq)):
             log.record(seq, "applied")
             self.reply(out, admitted.sender, request, "applied")
         else:
             log.record(seq, "accepted")
-            self.wait_queue.add_push(admitted)
+            self.wait_queue.add_push(admitted, lacking)
             if accepted:
                 self.reply(out, admitted.sender, request, "accepted")
 

@@ -19,7 +19,7 @@ from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.protocol.server.requests.staging import AdmittedRequest
-from shoal.protocol.server.state.replica import Replica
+from shoal.protocol.server.state.replica import AppliedPart, Replica
 from shoal.protocol.server.state.state import ServerState
 from shoal.protocol.views import Member, NodeId
 
@@ -102,25 +102,23 @@ class WaitQueue:
         """Add a pull that waits for a clock."""
         self.pulls[pull.key] = pull
 
-    def add_push(self, admitted: AdmittedRequest) -> None:
-        """Add a push; it is answered when all replicas have it."""
+    def add_push(self, admitted: AdmittedRequest, lacking: Sequence[AppliedPart]) -> None:
+        """Add a push; it is answered when all replicas have it.
+
+        lacking:  the parts of it that they have not
+        """
         waiting = WaitingRequest(admitted, 0, self._chains.time.now, (), next(self._places))
         self.pushes[waiting.key] = waiting
-        self._sort(waiting)
+        self._sort(waiting, lacking)
 
-    def _sort(self, push: WaitingRequest) -> bool:
-        """Sort a push by what it waits for; return False if all replicas have it."""
-        request = push.admitted.request
-        lacking = push.admitted.log.unreplicated(request.seq)
-        if not lacking:
-            return False
+    def _sort(self, push: WaitingRequest, lacking: Sequence[AppliedPart]) -> None:
+        """Sort a push by the parts of it that replicas lack."""
         if any(part.version < 0 for part in lacking):
             self._in_rounds.append(push)
         else:
             part = lacking[0]
             heap = self._lacked.setdefault(part.replica.number, [])
             heappush(heap, (part.version, push.place, push))
-        return True
 
     def replicated(self) -> list[WaitingRequest]:
         """Return the pushes that all replicas have by now, in the order in which they came.
@@ -132,9 +130,14 @@ class WaitQueue:
             replica = self._replicas.get(number)
             while heap and (replica is None or heap[0][0] <= replica.done):
                 look.append(heappop(heap)[2])
-        found = [
-            push for push in look if self.pushes.get(push.key) is push and not self._sort(push)
-        ]
+        found = []
+        for push in look:
+            if self.pushes.get(push.key) is not push:
+                continue  # it has left
+            if lacking := push.admitted.log.unreplicated(push.admitted.request.seq):
+                self._sort(push, lacking)
+            else:
+                found.append(push)
         return sorted(found, key=attrgetter("place"))
 
     def leave(self, key: tuple[int, int]) -> None:

@@ -3,9 +3,8 @@
     N workers   thousands of push_pulls of 64 bytes a second, of N workers that wait for each
                 answer. Ceiling: as many clients of a bare server that echoes 64 bytes
 
-Beside the rates is the processor time of the server
-for each exchange, and that of the bare server. Both kinds are measured by turns,
-and figures are medians.
+Beside the rates is the processor time of the server for each exchange, and that of the bare server.
+Both kinds are measured by turns, and figures are medians.
 """
 
 from __future__ import annotations
@@ -87,7 +86,10 @@ def work(scheduler: str, rank: int, turns: int) -> None:
 
 
 def _measure(count: Callable[[], float], server: int) -> Turn:
-    """Measure a turn, once it is under way."""
+    """Measure a turn, once it is under way.
+
+    The load is in other processes: all that is done here is to let the measured time pass.
+    """
     time.sleep(WARM_UP_S)
     first, spent, begin = count(), _spent(server), time.perf_counter()
     time.sleep(MEASURED_S)

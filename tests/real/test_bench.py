@@ -87,6 +87,8 @@ def test_a_suite_prints_every_row_beside_its_ceiling(suite, names, tmp_path):
             assert isclose(row["peer_ratio"], row["value"] / row["peer"])
         if suite == "train":
             assert row["loss_gap"] < 1e-5
+            assert row["cpu"] > row["ceiling"]
+            assert row["peer_cpu"] > row["ceiling"]
     if suite == "saturation":
         assert all(row["server_cpu"] > row["bare_cpu"] > 0 for row in report["rows"])
     if suite == "wire":

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from random import Random
 from statistics import median, quantiles
 from typing import Any
+from unittest.mock import patch
 
 WITH_PARTNER = ("train", "allreduce")  # suites in which another process takes part
 REST_S = 0.5
@@ -29,12 +30,28 @@ Times = list[list[float]]  # the median call of each side, round by round
 # ---------------------------------------------------------------------------- a process of a tree
 
 
+def processor_time() -> float:
+    """Return the seconds of processor time of this process and all that it has begun."""
+    parents, times = {}, {}
+    for each in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[each.name] = (each / "stat").read_text().rpartition(")")[2].split()[1]
+            threads = (each / "task").glob("*/schedstat")
+            times[each.name] = sum(int(one.read_text().split()[0]) for one in threads) / 1e9
+    own = {str(os.getpid())}
+    while more := {each for each, parent in parents.items() if parent in own} - own:
+        own |= more
+    return sum(times.get(each, 0.0) for each in own)
+
+
 def measure(suite: str, rounds: int) -> None:
     """Run a suite; a round waits for a line on standard input, and prints a line."""
     import shoal.apps.bench.rows as rows
     from shoal.apps.bench.command import run_suite
 
-    def by_turns(sides: Any, count: int, own: int, warm_up: int = rows.WARM_UP) -> Any:
+    def by_turns(
+        sides: Any, count: int, own: int, warm_up: int = rows.WARM_UP, during: Any = None
+    ) -> Any:
         for call, _ in sides:
             for _ in range(warm_up):
                 call()
@@ -42,21 +59,49 @@ def measure(suite: str, rounds: int) -> None:
         begun.append(own)
         for _ in range(own):
             sys.stdin.readline()
+            spent = []
             for (call, cores), batches in zip(sides, measured, strict=True):
+                before = processor_time()
                 with rows.on(cores):
                     batches.append([rows.timed(call) for _ in range(count)])
+                spent.append((processor_time() - before) / count)
             if suite in WITH_PARTNER:  # it may be some calls behind, and tells nobody of its end
                 time.sleep(REST_S)
-            told = [len(begun), [median(each[-1]) for each in measured]]
+            told = [len(begun), [median(each[-1]) for each in measured], spent]
             print(json.dumps(told), file=out, flush=True)
         return measured
 
+    def by_pairs(client: Any, buffers: Any, into: Any, count: int) -> Any:
+        """Measure pushes, and a pull after each, unless they are the warm-up of a measurement."""
+        if count == dense.WARM_UP:
+            begun.append(count)
+            return pairs(client, buffers, into, count)
+        sys.stdin.readline()
+        found = pairs(client, buffers, into, count)
+        told = [len(begun), [median(each) for each in found], [0.0, 0.0]]
+        print(json.dumps(told), file=out, flush=True)
+        return found
+
+    def nothing(sides: Any, count: int, own: int, warm_up: int = 0) -> Any:
+        return [[[1.0] * count] * own for _ in sides]
+
     from rich.console import Console
 
+    import shoal.apps.bench.suites.dense as dense
+
     begun: list[int] = []
+    pairs = dense._measure
     out, sys.stdout = sys.stdout, sys.stderr
-    setattr(rows, "by_turns", by_turns)  # noqa: B010 - each round waits for its turn
-    report = run_suite(suite, rounds, Console(stderr=True, quiet=True))
+    with ExitStack() as stack:
+        for module, name, replaced in (
+            (rows, "by_turns", by_turns),  # each round waits for its turn
+            (dense, "_measure", by_pairs),  # in the dense suite, too, whose bounds and peers
+            (dense, "by_turns", nothing),  # need no turns
+            (dense, "gloo", lambda *_: nullcontext()),
+            (dense, "ray_actor", lambda *_: nullcontext()),
+        ):
+            stack.enter_context(patch.object(module, name, replaced))
+        report = run_suite(suite, rounds, Console(stderr=True, quiet=True))
     sys.stdin.readline()
     print(json.dumps({"rows": [each["name"] for each in report["rows"]]}), file=out, flush=True)
 
@@ -97,7 +142,7 @@ def compared(suite: str, trees: list[Path], rounds: int) -> tuple[list[list[Time
                 if isinstance(found, dict):
                     rows = found["rows"]
                 else:
-                    measured[found[0]][number].append(found[1])
+                    measured[found[0]][number].append(found[1] + found[2])
         return list(measured.values()), rows
 
 
@@ -119,12 +164,16 @@ def main() -> None:
     print("rows:", ", ".join(rows))
     for number, found in enumerate(measurements, 1):
         sides = [zip(*times, strict=False) for times in found]
-        for side, (first, *others) in enumerate(zip(*sides, strict=True)):
+        count = len(found[0][0]) // 2
+        for number_of, (first, *others) in enumerate(zip(*sides, strict=True)):
+            what = f"side {number_of % count}" + ", CPU of all" * (number_of >= count)
             for tree, other in zip(trees[1:], others, strict=True):
+                if not any(first):
+                    continue
                 ratios = [b / a for a, b in zip(first, other, strict=True)]
                 low, _, high = quantiles(ratios) if len(ratios) > 1 else ratios * 3
                 print(
-                    f"measurement {number}, side {side}: {median(first) * 1e6:.1f} us, in "
+                    f"measurement {number}, {what}: {median(first) * 1e6:.1f} us, in "
                     f"{tree.name} x {median(ratios):.3f} ({low:.3f}..{high:.3f})",
                     flush=True,
                 )

@@ -54,6 +54,8 @@ from shoal.transport import Identity
 if TYPE_CHECKING:
     from shoal.storage.checkpoints import Writer
 
+scheduler_log, server_log = map(logging.getLogger, ("shoal.scheduler", "shoal.server"))
+
 BROKEN_HERE_S = 0.3  # after which a member of this host whose connection broke counts as failed
 LOGGED = (  # the scheduler's notes that the event log has
     notes.MemberJoined,
@@ -109,7 +111,7 @@ def run_scheduler(**given: Any) -> None:
     node = Node(machine, me, disk=disk, on_note=lambda each: _note_of_scheduler(each, log))
     try:
         address = node.listen(role.listen)
-        logging.getLogger("shoal.scheduler").info("listening at %s", address)
+        scheduler_log.info("listening at %s", address)
         node.run()
         if journal is not None:
             journal.remove()
@@ -137,13 +139,13 @@ def _note_of_scheduler(each: Note, log: EventLog | None) -> None:
     """Write a note of the scheduler to its log and to the event log of the run."""
     if isinstance(each, notes.ReplicasCrowded) and each.hosts:
         hosts = ", ".join(each.hosts)
-        logging.getLogger("shoal.scheduler").warning(
+        scheduler_log.warning(
             "one host has several replicas of some rows, which would fail together: %s", hosts
         )
     if isinstance(each, LOGGED):
         fields = msgspec.structs.asdict(each)
         fields.pop("node", None)
-        logging.getLogger("shoal.scheduler").info("%s %s", each.kind, fields)
+        scheduler_log.info("%s %s", each.kind, fields)
         if log is not None:
             log.write(each.kind, **fields)
 
@@ -209,13 +211,13 @@ def run_server(**given: Any) -> None:
                 Path(role.save), session.rank, machine.replicas(), session.view_id, session.run
             )
     except LeftAlone as alone:
-        logging.getLogger("shoal.server").warning("%s", alone)
+        server_log.warning("%s", alone)
         raise SystemExit(128 + signals[-1]) from None
     finally:
         if writer is not None:
             writer.close()
         if node.counters:
-            logging.getLogger("shoal.server").info("counters: %s", dict(node.counters))
+            server_log.info("counters: %s", dict(node.counters))
         node.close()
         if log is not None:
             for spec, size in machine.sizes():
@@ -252,12 +254,11 @@ def _checkpoint_folder(role: ServerRole, session: Session) -> Path | None:
 
 def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
     """Write a note of a server to its log and to the event log of the run."""
-    said = logging.getLogger("shoal.server")
     match each:
         case Admitted() if log is not None:
             log.write("joined", role="server", rank=session.rank)
         case ReplicasDiffer(table, rows, version):
-            said.error(
+            server_log.error(
                 "a replica differs from the head of its chain: %s%s at version %s",
                 table,
                 rows,
@@ -266,11 +267,11 @@ def _note_of_server(each: Note, session: Session, log: EventLog | None) -> None:
             if log is not None:
                 log.write("differs", table=table, rows=str(rows))
         case Unmoved():
-            said.error("rows cannot be moved to another server: %s", each.reason)
+            server_log.error("rows cannot be moved to another server: %s", each.reason)
         case Unsaved():
-            said.error("a checkpoint stays incomplete: %s", each.reason)
+            server_log.error("a checkpoint stays incomplete: %s", each.reason)
         case LeaveDenied():
-            said.warning("cannot leave: %s", each.reason)
+            server_log.warning("cannot leave: %s", each.reason)
 
 
 def leaves_on_signals(node: Node) -> Sequence[int]:
@@ -284,9 +285,7 @@ def leaves_on_signals(node: Node) -> Sequence[int]:
     def leave(number: int, _: object) -> None:
         came.append(number)
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else interrupt)
-        logging.getLogger("shoal.server").info(
-            "leaving after all rows are moved; send the signal again to end at once"
-        )
+        server_log.info("leaving after all rows are moved; send the signal again to end at once")
         node.ask(GoAway())
 
     interrupt = signal.default_int_handler

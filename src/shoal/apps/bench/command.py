@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -17,10 +18,18 @@ from rich.progress import track
 from rich.table import Table
 
 from shoal.apps.bench.breakdown import rooms
+from shoal.apps.bench.rows import Row
 from shoal.apps.bench.suites import SUITES
 from shoal.errors import UsageError
 from shoal.node.memory import keep_memory
 from shoal.storage.run_folder import RunFolder
+
+PROCESSOR_TIMES = {
+    "server_cpu": "server's CPU",
+    "bare_cpu": "bare server's",
+    "cpu": "CPU of all",
+    "peer_cpu": "peer's CPU",
+}  # headings of columns, by field; in microseconds of a call
 
 
 def run_suite(
@@ -68,18 +77,17 @@ def machine() -> dict[str, Any]:
 def show_rows(console: Console, report: dict[str, Any]) -> None:
     """Print the rows as a table."""
     rows = report["rows"]
-    more = {
+    more: dict[str, Callable[[Row], str]] = {
         "together": lambda row: f"{figure(row['together'])} {row['unit']}",
         "peer": lambda row: f"{with_error(row['peer'], row.get('peer_error'))} {row['unit']}",
         "peer_ratio": lambda row: f"{row['peer_ratio']:.2f}",
-        "server_cpu": lambda row: f"{row['server_cpu']:.1f} us",
-        "bare_cpu": lambda row: f"{row['bare_cpu']:.1f} us",
+        **{key: partial(_microseconds, key=key) for key in PROCESSOR_TIMES},
     }
     shown = [key for key in more if any(row.get(key) is not None for row in rows)]
     columns = ["row", "value", "p50 us", "p99 us", "ceiling", "ratio"]
     peers = sorted({row["peer_name"] for row in rows if row.get("peer") is not None})
     named = {"peer": ", ".join(peers), "peer_ratio": "ratio"}
-    named |= {"server_cpu": "server's CPU", "bare_cpu": "bare server's"}
+    named |= PROCESSOR_TIMES
     headings = [named.get(key, key) for key in shown]
     table = Table(*columns, *headings, box=None, header_style="bold")
     for row in rows:
@@ -96,6 +104,10 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
         show_rooms(console, report["rooms"])
     box = report["machine"]
     console.print(f"{box['cores']} cores, Python {box['python']}, torch {box['torch']}")
+
+
+def _microseconds(row: Row, key: str) -> str:
+    return f"{row[key]:.1f} us"
 
 
 def figure(value: float) -> str:

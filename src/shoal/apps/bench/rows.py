@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
@@ -14,20 +14,28 @@ WARM_UP = 50
 Row = dict[str, Any]
 Call = Callable[[], object]
 Side = tuple[Call, set[int]]  # the call to measure, and the cores on which its caller may run
+During = Callable[[int], AbstractContextManager[object]]
 Batches = list[list[float]]  # seconds of each call, batch by batch
 
 
 def by_turns(
-    sides: Sequence[Side], count: int, rounds: int, warm_up: int = WARM_UP
+    sides: Sequence[Side],
+    count: int,
+    rounds: int,
+    warm_up: int = WARM_UP,
+    during: During = nullcontext,
 ) -> list[Batches]:
-    """Measure each side's call, `count` times in a batch, batch by batch in turns."""
+    """Measure each side's call, `count` times in a batch, batch by batch in turns.
+
+    during:  the context of each batch, by the number of its side
+    """
     measured: list[Batches] = [[] for _ in sides]
     for call, _ in sides:
         for _ in range(warm_up):
             call()
     for _ in range(rounds):
-        for (call, cores), batches in zip(sides, measured, strict=True):
-            with on(cores):
+        for number, ((call, cores), batches) in enumerate(zip(sides, measured, strict=True)):
+            with on(cores), during(number):
                 batches.append([timed(call) for _ in range(count)])
     return measured
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from statistics import median
 
 import torch
 
 from shoal.apps.bench.baselines.crowd import SMALL, Crowd
+from shoal.apps.bench.processor_time import spent
 from shoal.apps.bench.rows import Row, quality
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
@@ -91,13 +91,7 @@ def _measure(count: Callable[[], float], server: int) -> Turn:
     The load is in other processes: all that is done here is to let the measured time pass.
     """
     time.sleep(WARM_UP_S)
-    first, spent, begin = count(), _spent(server), time.perf_counter()
+    first, before, begin = count(), spent(server), time.perf_counter()
     time.sleep(MEASURED_S)
-    done, spent, took = count() - first, _spent(server) - spent, time.perf_counter() - begin
-    return done / took, 1e6 * spent / max(done, 1)
-
-
-def _spent(pid: int) -> float:
-    """Return the seconds of processor time that the threads of a process have taken so far."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
+    done, cpu, took = count() - first, spent(server) - before, time.perf_counter() - begin
+    return done / took, 1e6 * cpu / max(done, 1)

@@ -3,7 +3,8 @@
 The same network is trained by torch's DistributedDataParallel over gloo, by `allreduce` around our
 ring, by `p2p` between neighbours, and by `sync` through one server, by turns and from the same
 parameters and batches, so that their losses can be compared. All keep freed memory
-(`node.memory`). The ceiling is the same step without any exchange.
+(`node.memory`). The ceiling is the same step without any exchange. Beside the times is the
+processor time of a step, of both workers, the server and the scheduler together.
 
     118k    784-128-128-10        (118,282 parameters)
     24.4M   784-4560-4560-10   (24,423,370 parameters)
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import cycle, pairwise
 from typing import Any
 
@@ -20,7 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from shoal.apps.bench.clusters import first_of_two, second_of_two
-from shoal.apps.bench.rows import Batches, Row, beside, by_turns, latency, microseconds
+from shoal.apps.bench.processor_time import ProcessorTime
+from shoal.apps.bench.rows import (
+    Batches,
+    During,
+    Row,
+    beside,
+    by_turns,
+    latency,
+    microseconds,
+)
 from shoal.client.client import Client
 from shoal.protocol.requests import DeclareTable
 from shoal.pytorch.model import LossModel
@@ -39,11 +50,15 @@ ROUNDS = 7
 
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
-    with first_of_two(folder, 1, f"{__name__}:partner", rounds) as (_, client):
-        for size in SIZES:
-            sides, (alone, ddp, *ours) = measured(client, size, rounds)
-            for name, batches, side in zip(STRATEGIES, ours, sides[2:], strict=True):
-                row = latency(f"{name} {size}", batches, alone, loss_gap=_gap(side, sides[1]))
+    with first_of_two(folder, 1, f"{__name__}:partner", rounds) as (engine, client):
+        others = [engine.pid(name) for name in ("scheduler", "server-0", "partner")]
+        for size, (_, calls, _) in SIZES.items():
+            time = ProcessorTime([os.getpid(), *others])
+            sides, (alone, ddp, *ours) = measured(client, size, rounds, time.during)
+            cpu = [1e6 * time.seconds[side] / calls / rounds for side in range(len(sides))]
+            for at, (name, batches) in enumerate(zip(STRATEGIES, ours, strict=True), 2):
+                more = {"loss_gap": _gap(sides[at], sides[1]), "cpu": cpu[at], "peer_cpu": cpu[1]}
+                row = latency(f"{name} {size}", batches, alone, **more)
                 yield beside(row, "DDP, gloo", microseconds(ddp))
 
 
@@ -54,7 +69,9 @@ def partner(scheduler: str, rendezvous: str, rounds: int) -> None:
             measured(client, size, rounds)
 
 
-def measured(client: Client, size: str, rounds: int) -> tuple[list[Trained], list[Batches]]:
+def measured(
+    client: Client, size: str, rounds: int, during: During = nullcontext
+) -> tuple[list[Trained], list[Batches]]:
     """Measure the step alone, DDP's and those of our strategies; return the sides and batches."""
     hidden, calls, warm_up = SIZES[size]
     sides = [
@@ -63,7 +80,7 @@ def measured(client: Client, size: str, rounds: int) -> tuple[list[Trained], lis
         *(Trained(client.rank, ours(client, name, size, network(hidden))) for name in STRATEGIES),
     ]
     cores = os.sched_getaffinity(0)
-    return sides, by_turns([(side.step, cores) for side in sides], calls, rounds, warm_up)
+    return sides, by_turns([(side.step, cores) for side in sides], calls, rounds, warm_up, during)
 
 
 Step = Callable[[tuple[Tensor, Tensor]], float]

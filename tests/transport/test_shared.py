@@ -63,6 +63,15 @@ def test_a_sender_that_waits_for_the_ring_does_not_poll_the_socket(pair):
     assert not pair.caller.connection.wants_write
 
 
+@pytest.mark.parametrize("taken", [1, 63, 64, 1_000_003])
+def test_a_chunk_is_of_whole_lines_however_many_bytes_were_taken(pair, taken):
+    """Else the next one would not follow it in the ring, and a view across both were torn."""
+    pair.caller.send(HEADER, memoryview(bytes(2 * RING_BYTES)))
+    pair.caller.connection._outbox.taken(taken)
+    pair.caller.connection.flush()
+    assert pair.caller.connection.backlog == RING_BYTES - taken // 64 * 64
+
+
 def test_guarded_rows_are_not_copied_unless_they_are_recalled(pair):
     rows, guard = bytearray(2 * RING_BYTES), CopyOnWriteGuard()
     pair.caller.send(HEADER, memoryview(rows), guard=guard)
@@ -194,7 +203,7 @@ def test_a_ring_cannot_be_resized_or_written_by_its_reader():
     outlet.close()
 
 
-@pytest.mark.parametrize("lends", [False, True])
+@pytest.mark.parametrize("lends", [0, 7, 8])
 def test_an_interrupted_delivery_loses_no_view(liar, lends):
     """Ctrl-C, or a machine that fails, while the third of eight views is delivered."""
     size = 16 << 10
@@ -204,7 +213,7 @@ def test_an_interrupted_delivery_loses_no_view(liar, lends):
 
     def interrupted(sink):
         seen.append(sink.views[sink.landed - 1][0])
-        assert (sink.views[sink.landed - 1] is not view) == lends
+        assert (sink.views[sink.landed - 1] is not view) == (sink.landed <= lends)
         if len(seen) == 3:
             raise KeyboardInterrupt
 
@@ -215,6 +224,34 @@ def test_an_interrupted_delivery_loses_no_view(liar, lends):
     liar.says(encode(Nudge("after")))
     assert seen == list(range(8))
     assert liar.end.messages[-1] == Nudge("after")
+
+
+@pytest.mark.parametrize(("size", "copied"), [(1 << 20, 0), (1_000_003, 3), (RING_BYTES, 4)])
+def test_a_view_is_lent_unless_it_is_at_the_end_of_the_ring_or_too_large(pair, size, copied):
+    """Wherever the chunks end in which it comes."""
+    memory, seen = memoryview(bytearray(size)), []
+    pair.callee.sinks = lambda nbytes: Sink([memory] * (nbytes // size), None, True, 13)
+    data = random.Random(size).randbytes(size * (4 if size == RING_BYTES else 13))
+
+    def see(sink):
+        seen.append(sink.views[sink.landed - 1])
+        start = size * (sink.landed - 1)
+        assert seen[-1] == data[start : start + size]
+
+    pair.callee.on_deliver = see
+    pair.caller.send(HEADER, memoryview(data))
+    pair.pump(lambda: len(seen) * size == len(data))
+    assert sum(each is memory for each in seen) == copied
+
+
+def test_a_view_that_never_comes_whole_is_not_delivered(liar):
+    """Its bytes stay in the ring, and no more can be put there than it holds."""
+    liar.end.sinks = lambda nbytes: Sink([memoryview(bytearray(nbytes // 2))] * 2, None, True, 2)
+    liar.theirs.put(memoryview(bytes(64)), 64)
+    liar.says(encode(HEADER, RING_BYTES, SHARED), signal(PUT, 64))
+    assert not liar.end.delivered
+    with pytest.raises(WireError):
+        liar.says(signal(PUT, RING_BYTES))
 
 
 # ---------------------------------------------------------------------------- races

@@ -269,8 +269,9 @@ class Sink:
         by_view: whether each view is delivered when it is full, before the next one is begun; the
             views may share memory.
         landed: the number of full views, if delivered by view.
-        lends: whether a view may be replaced, while it is delivered, by the shared memory in which
-            its bytes have arrived. The peer may write there, so that only values may be read.
+        lends: the number of views, from the first on, of which each may be replaced, while it is
+            delivered, by the shared memory in which its bytes have arrived. The peer may write
+            there, so that only values may be read; and only until the delivery ends.
     """
 
     __slots__ = ("by_view", "context", "landed", "lends", "nbytes", "revoked", "views")
@@ -280,7 +281,7 @@ class Sink:
         views: list[memoryview],
         context: Any = None,
         by_view: bool = False,
-        lends: bool = False,
+        lends: int = 0,
     ) -> None:
         self.lends = lends
         self.views = views

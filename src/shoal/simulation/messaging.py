@@ -18,6 +18,7 @@ from shoal.simulation.node import SimNode
 from shoal.transport.wire import encode, message_of
 
 OF_STREAMS = {"retransmission", "back-pressure", "blackhole", "half-open", "connect that hangs"}
+SCRIBBLED = b"\xff"  # NaNs, over memory that was lent for a delivery
 RESET_S = 0.001  # until a node that sends on a half-open connection gets a reset
 
 
@@ -191,15 +192,28 @@ class Messaging:
     def _pour(
         self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, start: int, stop: int
     ) -> None:
-        """Copy bytes of a payload into its sink, unless the sink is revoked."""
+        """Copy bytes of a payload into its sink, unless the sink is revoked.
+
+        A view that comes as a whole is lent instead, if its sink allows that.
+        """
         edge = 0
-        for view in list(sink.views):
+        for number, view in enumerate(list(sink.views)):
             first, last = max(start, edge), min(stop, edge + view.nbytes)
             if first < last and not sink.revoked:
-                view[first - edge : last - edge] = envelope.read(first, last)
+                data = envelope.read(first, last)
+                whole = last - first == view.nbytes
+                memory = bytearray(data if whole and number < sink.lends else b"")
+                if memory:
+                    sink.views[number] = memoryview(memory).toreadonly()
+                else:
+                    view[first - edge : last - edge] = data
                 if sink.by_view and last == edge + view.nbytes:
                     sink.landed += 1
                     self._come_in(sim, envelope, message, sink)
+                if memory:
+                    memory[:] = SCRIBBLED * len(memory)
+                    if not sink.revoked:
+                        sink.views[number] = view
             edge += view.nbytes
 
     def _hit(self, faults: list[str], message: Message) -> None:

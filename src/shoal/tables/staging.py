@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import mmap
+import warnings
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, ClassVar
 
 import msgspec
@@ -249,6 +251,20 @@ def side_by_side(updates: list[Merged]) -> list[Merged]:
 
 def _end(values: Tensor) -> int:
     return values.data_ptr() + values.nbytes
+
+
+def tensor_in(memory: memoryview, dtype: torch.dtype) -> Tensor:
+    """Return a tensor of memory that may be read-only: it must not be written to."""
+    _take_warning()
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+@cache
+def _take_warning() -> None:
+    """Let torch say unheard, once, that it knows no read-only tensors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.frombuffer(b"\0", dtype=torch.uint8)
 
 
 def data_of(tensor: Tensor) -> memoryview:

@@ -177,7 +177,8 @@ def a_revoked_sink_is_not_written_to(make: Make) -> None:
 
 def a_sink_is_delivered_by_view_if_it_asks_for_that(make: Make) -> None:
     """Check that each view is delivered when full and before the next begins: they share memory."""
-    for size, step in ((7, 3), (100 * KIB, 30_001), (9 * MIB, MIB)):
+    sizes = (7, 3), (100 * KIB, 30_001), (9 * MIB, MIB), (9 * MIB, 1_000_003), (9 * MIB, 70_001)
+    for size, step in sizes:
         for lends in (False, True):
             with connected(make) as pair:
                 _one_by_view(pair, noise(size), step, lends)
@@ -186,7 +187,7 @@ def a_sink_is_delivered_by_view_if_it_asks_for_that(make: Make) -> None:
 def _one_by_view(pair: Pair, data: bytes, step: int, lends: bool) -> None:
     memory = _memory(step)
     views = [memory[: min(step, len(data) - start)] for start in range(0, len(data), step)]
-    sink = Sink(views, by_view=True, lends=lends)
+    sink = Sink(views, by_view=True, lends=len(views) * lends)
     own, seen = list(views), []
     pair.callee.sinks = lambda nbytes: sink
     pair.callee.on_deliver = lambda sink: seen.append(sink.views[sink.landed - 1].tobytes())
@@ -208,7 +209,7 @@ def a_sink_by_view_may_be_revoked_between_two(make: Make) -> None:
 def _one_revoked(make: Make, lends: bool) -> None:
     with connected(make) as pair:
         memory = memoryview(bytearray(MIB))
-        sink = Sink([memory] * 9, by_view=True, lends=lends)
+        sink = Sink([memory] * 9, by_view=True, lends=9 * lends)
         pair.callee.sinks = lambda nbytes: sink if nbytes == 9 * MIB else Sink([_memory(nbytes)])
 
         def revoke(sink: Sink) -> None:

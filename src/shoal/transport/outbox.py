@@ -10,7 +10,7 @@ import msgspec
 
 from shoal.protocol.machine import CopyOnWriteGuard
 from shoal.transport.shared import Outlet, chunk_of
-from shoal.transport.wire import PUT, TAKEN, signal
+from shoal.transport.wire import LINE_BYTES, PUT, TAKEN, signal
 
 BUFFERS_A_CALL = 512  # below IOV_MAX
 
@@ -99,13 +99,13 @@ class Outbox:
 
     def _fits(self) -> bool:
         """Return whether bytes for the ring come next, and there is room."""
-        return bool(self._later) and self.outlet is not None and self.outlet.room > 0
+        return bool(self._later) and self.outlet is not None and self.outlet.lines > 0
 
     def _fill(self) -> None:
         """Put the next chunk into the ring, and add its PUT."""
         later, count = self._later, 0
-        left = later[0].chunk
         assert self.outlet is not None
+        left = min(later[0].chunk, self.outlet.lines * LINE_BYTES)
         while left and later and later[0].chunk:
             first = later[0]
             put = self.outlet.put(first.view, left)

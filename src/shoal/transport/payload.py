@@ -7,7 +7,7 @@ from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId
 from shoal.transport.base import Deliver
 from shoal.transport.outbox import Outbox
-from shoal.transport.shared import Inlet
+from shoal.transport.shared import LENT_BYTES, Inlet
 from shoal.transport.wire import LINE_BYTES
 
 SCRATCH_BYTES = 64 << 10
@@ -32,7 +32,6 @@ class Payload:
         self.shared = False
         self.inlet: Inlet | None = None
         self.put = 0
-        self._said = 0  # the bytes of the last PUT
         self._outbox = outbox
         self._peer = ""
         self._message: Message | None = None  # None where it could not be understood
@@ -94,30 +93,39 @@ class Payload:
     # ------------------------------------------------------------------ through shared memory
 
     def told(self, nbytes: int) -> None:
-        """Note that the peer has put `nbytes` bytes into its ring."""
-        self._said = self.put = nbytes
+        """Note that the peer has put `nbytes` more bytes into its ring."""
+        self.put += nbytes
 
     def take_put(self, deliver: Deliver) -> None:
-        """Take the bytes that the peer has put; a later call resumes after an exception."""
-        while self.put and self.inlet is not None:  # a delivery may close this
-            if self._lend_put(deliver, self.inlet):
-                continue
-            target = self.up_to_line(self.target()[: self.put])
-            self.inlet.take(target)
-            self.put -= target.nbytes
-            self._give_back(self.inlet)
-            self.wrote(target.nbytes, deliver)
+        """Take the bytes that the peer has put; a later call resumes after an exception.
 
-    def _lend_put(self, deliver: Deliver, inlet: Inlet) -> bool:
-        """Deliver a view from the ring without a copy, if the sink allows it; return whether."""
+        A view that can be lent waits until all of it is there.
+        """
+        while self.put and self.inlet is not None:  # a delivery may close this
+            sink = self._lender(self.inlet)
+            if sink is None:
+                target = self.up_to_line(self.target()[: self.put])
+                self.inlet.take(target)
+                self.put -= target.nbytes
+                self._give_back(target.nbytes, self.inlet)
+                self.wrote(target.nbytes, deliver)
+            elif sink.views[self._view].nbytes <= self.put:
+                self._lend(sink, self.inlet, deliver)
+            else:
+                return
+
+    def _lender(self, inlet: Inlet) -> Sink | None:
+        """Return the sink if its next view may be lent, and will lie in the ring in one piece."""
         sink, number = self._sink, self._view
-        if sink is None or not sink.lends or sink.revoked or self._read != self._edge:
-            return False
+        if sink is None or number >= sink.lends or sink.revoked or self._read != self._edge:
+            return None
+        return sink if sink.views[number].nbytes <= min(inlet.in_one_piece, LENT_BYTES) else None
+
+    def _lend(self, sink: Sink, inlet: Inlet, deliver: Deliver) -> None:
+        """Deliver a view from the ring without a copy."""
+        number = self._view
         own = sink.views[number]
-        lent = inlet.look(own.nbytes) if own.nbytes <= self.put else None
-        if lent is None:
-            return False
-        sink.views[number] = lent
+        sink.views[number] = inlet.look(own.nbytes)
         self.put -= own.nbytes
         try:
             self.wrote(own.nbytes, deliver)
@@ -125,12 +133,13 @@ class Payload:
             if not sink.revoked:
                 sink.views[number] = own
             if self.inlet is not None:
-                self._give_back(inlet)  # from now on the peer may write there
-        return True
+                self._give_back(own.nbytes, inlet)
 
-    def _give_back(self, inlet: Inlet) -> None:
+    def _give_back(self, count: int, inlet: Inlet) -> None:
+        """Give back `count` bytes of the ring: from now on the peer may write there."""
+        self._outbox.owed += count
         if not self.put:
-            self._outbox.owed += self._said + inlet.end_chunk()
+            self._outbox.owed += inlet.end_chunk()
 
     def close(self) -> None:
         if self._sink is not None:

@@ -20,9 +20,10 @@ from shoal.errors import BadLength, BadSharedMemory
 from shoal.transport.wire import LINE_BYTES
 
 RING_BYTES = 4 << 20
-CHUNK_BYTES = 256 << 10  # bytes per PUT signal, of a payload of 1 MiB
+CHUNK_BYTES = 512 << 10  # bytes per PUT signal, of a payload of 1 MiB
 CHUNK_BYTES_MAX = 1 << 20  # bytes per PUT signal, of a large payload
 TAKEN_BYTES = RING_BYTES // 2  # bytes per TAKEN signal
+LENT_BYTES = RING_BYTES - TAKEN_BYTES  # at most: the peer needs room for all of a lent view
 SHARED_BYTES = 32 << 10  # a smaller payload is faster through the socket
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -31,12 +32,14 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 def chunk_of(nbytes: int) -> int:
     """Return the bytes per PUT signal for a payload of `nbytes` bytes.
 
-    Fewer signals mean less overlap of the two copies.
+    Fewer signals mean less overlap of the two copies. Chunks are of whole cache lines, so that the
+    bytes of a payload follow each other in the ring.
 
     >>> [chunk_of(mib << 20) >> 10 for mib in (1, 8, 64)]
-    [256, 1024, 1024]
+    [512, 1024, 1024]
     """
-    return min(max(CHUNK_BYTES, nbytes // 4), CHUNK_BYTES_MAX)
+    lines = nbytes // (4 * LINE_BYTES)
+    return min(max(CHUNK_BYTES, lines * LINE_BYTES), CHUNK_BYTES_MAX)
 
 
 class Outlet:
@@ -60,6 +63,11 @@ class Outlet:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    @property
+    def lines(self) -> int:
+        """The number of free cache lines."""
+        return self.room // LINE_BYTES
 
     def put(self, data: memoryview, limit: int) -> int:
         """Copy in as much as fits, `limit` bytes at most; return the number of bytes."""
@@ -122,11 +130,14 @@ class Inlet:
             into[first:] = self._ring[: count - first]
         self._at = (at + count) % RING_BYTES
 
-    def look(self, count: int) -> memoryview | None:
-        """Take the next bytes in place; return None if the ring wraps around within them."""
+    @property
+    def in_one_piece(self) -> int:
+        """The number of bytes before the ring wraps around."""
+        return RING_BYTES - self._at
+
+    def look(self, count: int) -> memoryview:
+        """Take the next `count` bytes in place, at most those in one piece."""
         at = self._at
-        if at + count > RING_BYTES:
-            return None
         self._at = (at + count) % RING_BYTES
         return self._ring[at : at + count]
 

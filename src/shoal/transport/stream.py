@@ -317,7 +317,7 @@ class StreamConnection(Connection):
         if kind == TAKEN:
             nonsense = self._outbox.outlet is None
         elif kind == PUT:
-            nonsense = not payload.shared or nbytes > min(RING_BYTES, payload.left)
+            nonsense = not payload.shared or payload.put + nbytes > min(RING_BYTES, payload.left)
         else:
             nonsense = payload.inlet is None or payload.shared
         if nonsense or not nbytes or self._asked is not None:

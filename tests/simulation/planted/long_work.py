@@ -5,12 +5,14 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
+from shoal.protocol.machine import Sink
 from shoal.protocol.messages.membership import Freeze, NewView
 from shoal.protocol.messages.replication import Replicate
 from shoal.protocol.messages.requests import Request
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.server.requests.executor import Applier
 from shoal.protocol.server.requests.interim import Interim
+from shoal.protocol.server.requests.staging import RequestStaging
 from shoal.protocol.server.requests.wait_queue import WaitQueue
 from shoal.simulation import plan
 from tests.simulation.planted.patches import bug, instead
@@ -137,4 +139,19 @@ def handlers_are_called_while_saved():
             return right(self, sender, request)
 
     with patch.object(Interim, "_is_short_request", is_short):
+        yield
+
+
+@contextmanager
+def last_fragments_are_lent():
+    """The message that the last fragment completes is kept, and applied from memory given back."""
+    right = RequestStaging.arriving
+
+    def arriving(self, *args):
+        arrival = right(self, *args)
+        if isinstance(arrival, Sink) and arrival.by_view:
+            arrival.lends = len(arrival.views)
+        return arrival
+
+    with _all_work_is_long(), patch.object(RequestStaging, "arriving", arriving):
         yield

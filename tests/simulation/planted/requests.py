@@ -393,3 +393,20 @@ def a_scan_brings_other_slots():
 
     with patch.object(SparseShard, "scan", scan):
         yield
+
+
+@contextmanager
+def fragments_are_applied_after_they_are_given_back():
+    """A fragment is applied when the next one has landed: where it was, the sender writes."""
+    right, kept = RequestStaging._apply, {}
+
+    def late(self, admitted, index, number, landed):
+        for before in kept.pop(id(admitted), ()):
+            right(self, admitted, *before)
+        if number + 1 < len(admitted.loads[index].views):
+            kept[id(admitted)] = [(index, number, landed)]
+        else:
+            right(self, admitted, index, number, landed)
+
+    with patch.object(RequestStaging, "_apply", late):
+        yield

@@ -228,3 +228,31 @@ def test_a_method_that_cannot_work_on_the_dtype(access, dtype):
     expected = f"'t': access method '{access}' does not support {dtype} rows"
     with pytest.raises(InvalidValue, match=expected):
         DenseShard(table(access=access, dtype=dtype), KeyRange(0, 10))
+
+
+# --- streamed pushes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spans", [(), (0, 3)], ids=["together", "apart"])
+@pytest.mark.parametrize("lr", [None, 0.25])
+@pytest.mark.parametrize(("access", "dtype", "merge"), METHODS[::3], ids=str)
+def test_a_fragment_in_lent_memory_changes_what_one_in_its_own_does(
+    access, dtype, merge, lr, spans
+):
+    """Read-only memory, as of a peer's ring; the last fragment is never lent."""
+    spec = table(10, 4, access, dtype, merge, spans=spans)
+    lent, own = (DenseShard(spec, KeyRange(0, 10)) for _ in range(2))
+    for shard in (lent, own):
+        send(shard, "apply", one(KeyRange(0, 3), 1.0))
+    for update in (2, 3):
+        for shard in (lent, own):
+            streamed = shard.stream(KeyRange(0, 10))
+            for number, view in enumerate(streamed.views):
+                data = torch.full((len(view),), update, dtype=torch.uint8).numpy().tobytes()
+                view[:] = data if shard is own or number == 2 else bytes(len(view))
+                landed = view if shard is own or number == 2 else memoryview(data)
+                shard.apply_piece(streamed, number, landed, lr)
+            shard.end_stream(streamed)
+    assert torch.equal(lent.rows, own.rows)
+    assert all(torch.equal(lent.slots[name], own.slots[name]) for name in own.slots)
+    assert (lent.updates, lent.versions) == (own.updates, own.versions)

@@ -7,6 +7,7 @@ sender that dies half-way changes nothing. Streamed pushes are the exception (`s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from shoal.tables.staging import (
     StreamedRows,
     aligned,
     side_by_side,
+    tensor_in,
 )
 
 _RANGES_KEPT = 64
@@ -108,15 +110,23 @@ class DenseShard(DenseRows):
         """Return the rows of view `number`."""
         return streamed.pieces[number][1]
 
-    def apply_piece(self, streamed: StreamedRows, number: int, lr: float | None) -> None:
-        """Apply the fragment in view `number`."""
+    def apply_piece(
+        self, streamed: StreamedRows, number: int, landed: memoryview, lr: float | None
+    ) -> None:
+        """Apply fragment `number`, whose values are in its view or in other memory."""
         index, part, update = streamed.pieces[number]
-        if update is None or index in self.counts.apart:
-            self._update(index, part, Merged(part, None, streamed.values[: len(part)], lr))
-            self.counts.count(index, (part,))
+        counts = self.counts
+        values = streamed.values[: len(part)]
+        if landed is not streamed.views[number]:
+            values = tensor_in(landed, self.dtype).view(values.shape)
+            if update is not None:
+                update = partial(self.access.apply, *self._piece(part), values)
+        if update is None or index in counts.apart:
+            self._update(index, part, Merged(part, None, values, lr))
+            counts.count(index, (part,))
         else:
-            update(self.counts.together[index], lr)
-            self.counts.together[index] += 1
+            update(counts.together[index], lr)
+            counts.together[index] += 1
         self.versions[index] += 1
 
     def end_stream(self, streamed: StreamedRows) -> None:

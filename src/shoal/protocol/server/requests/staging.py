@@ -102,8 +102,9 @@ class RequestStaging:
         except MemoryError:
             return Discard("no memory")  # the request is refused, with more words
         loads = admitted.loads
-        views = loads[0].views if len(loads) == 1 else [v for load in loads for v in load.views]
-        return Sink(views, admitted, admitted.streamed)
+        views = [view for load in loads for view in load.views]
+        # the message that the last fragment completes may be kept, and then applied from its memory
+        return Sink(views, admitted, admitted.streamed, admitted.streamed * (len(views) - 1))
 
     def refusal(self, sender: NodeId, request: Request, footprint: Footprint) -> str:
         """Return why a request whose payload was discarded is refused; empty if it may come again.
@@ -235,22 +236,25 @@ class RequestStaging:
             return False
         self.guard.recall()
         number = payload.landed - 1
+        landed = payload.views[number]
         for index, load in enumerate(admitted.loads):
             if number < len(load.views):
-                self._apply(admitted, index, number)
+                self._apply(admitted, index, number, landed)
                 break
             number -= len(load.views)
         return True
 
-    def _apply(self, admitted: AdmittedRequest, index: int, number: int) -> None:
-        """Apply fragment `number` of part `index` of a push."""
+    def _apply(
+        self, admitted: AdmittedRequest, index: int, number: int, landed: memoryview
+    ) -> None:
+        """Apply fragment `number` of part `index` of a push, which has landed there."""
         request, log, load = admitted.request, admitted.log, admitted.loads[index]
         replica = self._replicas[admitted.footprint.pushes[index][0]]
         lr = request.rates[index] if request.rates else None
         part = replica.part(replica.shard.rows_of(load, number), -1)
         if log.missing(request.seq, part):
             self._checkpointer.contain(replica, request.clock)
-            replica.shard.apply_piece(load, number, lr)
+            replica.shard.apply_piece(load, number, landed, lr)
             log.land(request.seq, AppliedPart(part, replica, replica.count()))
 
     def end_stream(self, admitted: AdmittedRequest) -> bool:

@@ -223,7 +223,7 @@ class Ring:
         scratch = self._scratch.pop() if self._scratch else mmap(-1, most)
         memory = memoryview(scratch)
         sizes = [min(most, nbytes - at) for at in range(0, nbytes, most)]
-        return Sink([memory[:size] for size in sizes], scratch, True, True)
+        return Sink([memory[:size] for size in sizes], scratch, True, len(sizes))
 
     def problem_of(self, sender: NodeId, message: Message) -> str:
         """Return why no worker of this ring may send a message; "" if one may."""

@@ -327,7 +327,8 @@ class StreamConnection(Connection):
         """Handle a PUT or TAKEN signal."""
         if kind == TAKEN:
             self._outbox.taken(nbytes)
-            self.flush()
+            if self._outbox.backlog:  # else a TAKEN that is owed would be sent by itself
+                self.flush()
             return
         self._payload.told(nbytes)
         self._payload.take_put(deliver)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isfinite
+from threading import Thread
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from shoal.tables.dense.rows import DTYPES
 from shoal.tables.spec import TableSpec
 
 SINGLE_THREADED = 32_000  # elements; torch sums 32,768 and more on several threads
+HALVED_BYTES = 16 << 20  # from here on a second thread saves more time than it takes to start
 TINY_BYTES = 512  # up to here a call of numpy costs more than the sum itself
 _NUMPY = ("float32", "float64")
 
@@ -77,8 +79,9 @@ def _finite(values: memoryview, dtype: str) -> bool:
     """Return whether all values are finite.
 
     The check is one pass at the speed of memory: a finite sum has finite terms. Only values with
-    another sum are looked at again, because finite terms may overflow. It runs on this thread
-    alone: worker threads of torch or BLAS would spin on the cores that servers need.
+    another sum are looked at again, because finite terms may overflow. It runs on this thread,
+    and on one more for large values: worker threads of torch or BLAS would spin on the cores that
+    servers need.
     """
     if not values.nbytes:
         return True
@@ -86,7 +89,20 @@ def _finite(values: memoryview, dtype: str) -> bool:
         return True
     if dtype in _NUMPY:
         array = np.frombuffer(values, dtype)
-        return isfinite(np.einsum("i->", array)) or bool(np.isfinite(array).all())
+        halves = np.array_split(array, 2) if values.nbytes >= HALVED_BYTES else [array]
+        return isfinite(_sum(*halves)) or bool(np.isfinite(array).all())
     tensor = torch.frombuffer(values, dtype=DTYPES[dtype])
     pieces = torch.split(tensor, SINGLE_THREADED)
     return all(isfinite(piece.sum()) or bool(piece.isfinite().all()) for piece in pieces)
+
+
+def _sum(values: np.ndarray, others: np.ndarray | None = None) -> float:
+    """Return the sum of `values`, and of `others`, which another thread adds up meanwhile."""
+    if others is None:
+        return float(np.einsum("i->", values))
+    found: list[float] = []
+    thread = Thread(target=lambda: found.append(_sum(others)), name="shoal-look")
+    thread.start()
+    own = _sum(values)
+    thread.join()
+    return own + found[0]

@@ -20,7 +20,8 @@ from shoal.errors import BadLength, BadSharedMemory
 from shoal.transport.wire import LINE_BYTES
 
 RING_BYTES = 4 << 20
-CHUNK_BYTES = 512 << 10  # bytes per PUT signal, of a payload of 1 MiB
+CHUNK_BYTES = 256 << 10  # bytes per PUT signal, of a payload of 1 MiB
+ONE_CHUNK_BYTES = 512 << 10  # up to here a payload is one chunk: a signal costs more than it saves
 CHUNK_BYTES_MAX = 1 << 20  # bytes per PUT signal, of a large payload
 TAKEN_BYTES = RING_BYTES // 2  # bytes per TAKEN signal
 LENT_BYTES = RING_BYTES - TAKEN_BYTES  # at most: the peer needs room for all of a lent view
@@ -35,9 +36,11 @@ def chunk_of(nbytes: int) -> int:
     Fewer signals mean less overlap of the two copies. Chunks are of whole cache lines, so that the
     bytes of a payload follow each other in the ring.
 
-    >>> [chunk_of(mib << 20) >> 10 for mib in (1, 8, 64)]
-    [512, 1024, 1024]
+    >>> [chunk_of(kib << 10) >> 10 for kib in (512, 1024, 8192, 65536)]
+    [512, 256, 1024, 1024]
     """
+    if nbytes <= ONE_CHUNK_BYTES:
+        return ONE_CHUNK_BYTES
     lines = nbytes // (4 * LINE_BYTES)
     return min(max(CHUNK_BYTES, lines * LINE_BYTES), CHUNK_BYTES_MAX)
 

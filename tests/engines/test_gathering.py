@@ -3,7 +3,8 @@
 import logging
 import os
 import re
-from textwrap import dedent
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -17,15 +18,7 @@ from shoal.runs.plan import tasks_of
 from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder
 
-SLOW = """
-    import sys, shoal
-
-    def tokenise():
-        open(sys.argv[1]).read()
-
-    tokenise()
-    shoal.init()
-"""
+SCRIPT = Path(__file__).parent / "scripts" / "prepare.py"
 
 
 class Release(logging.Handler):
@@ -44,8 +37,7 @@ class Release(logging.Handler):
 @pytest.mark.real
 def test_the_terminal_says_who_has_not_joined_and_where_it_is(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(gathering, "SAY_S", 1.0)
-    script, pipe = tmp_path / "prepare.py", tmp_path / "pipe"
-    script.write_text(dedent(SLOW))
+    script, pipe = Path(shutil.copy(SCRIPT, tmp_path)), tmp_path / "pipe"
     os.mkfifo(pipe)
     release = Release(pipe)
     gathering.log.addHandler(release)
@@ -55,7 +47,7 @@ def test_the_terminal_says_who_has_not_joined_and_where_it_is(tmp_path, monkeypa
         gathering.log.removeHandler(release)
     told = [each for each in caplog.messages if "not in the run yet" in each]
     assert told
-    assert re.search(r"worker-0 \(at .*prepare.py, line 5, in tokenise\)", "\n".join(told))
+    assert re.search(r"worker-0 \(at .*prepare.py, line 8, in tokenise\)", "\n".join(told))
 
 
 def test_processes_that_have_joined_and_the_scheduler_are_not_named(tmp_path, monkeypatch, caplog):

@@ -11,6 +11,8 @@ from shoal.engines import joining
 from shoal.engines.environment import ScriptEnvironment
 from shoal.errors import InvalidValue
 
+SCRIPTS = Path(__file__).parent / "scripts"
+
 
 class Joined(Exception):
     """Raised instead of joining, with the options."""
@@ -78,46 +80,16 @@ def test_the_folder_of_the_run_is_the_arguments_then_the_environments(scheduler,
     )
 
 
-THREAD = """
-import threading, torch, shoal
-
-found = []
-thread = threading.Thread(target=lambda: found.append(shoal.init()))
-thread.start()
-thread.join()
-with found[0] as context:
-    context.client.create_table(shoal.TableSpec("w", 4))
-    context.client.push("w", torch.ones(4)).wait()
-    print(context.client.pull("w").wait().tolist())
-"""
-
-
 @pytest.mark.real
 def test_a_cluster_outlives_the_thread_that_called_init(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-c", THREAD], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, SCRIPTS / "thread.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert ended.stdout == "[1.0, 1.0, 1.0, 1.0]\n", ended.stderr
-
-
-LOSES = """
-import os, signal
-import shoal
-from shoal.engines.local import LocalEngine
-
-start = LocalEngine.start
-
-def start_and_kill(engine, task):
-    start(engine, task)
-    if task.name == "{name}":
-        os.kill(engine.pid(task.name), signal.SIGKILL)
-
-LocalEngine.start = start_and_kill
-try:
-    shoal.init()
-except shoal.errors.ProcessDied as error:
-    print(error.message.partition(";")[0])
-"""
 
 
 @pytest.mark.real
@@ -125,7 +97,7 @@ except shoal.errors.ProcessDied as error:
 def test_a_process_that_dies_at_its_start_is_named_at_once(tmp_path, name):
     """`init` does not wait for a cluster that will never be complete."""
     ended = subprocess.run(
-        [sys.executable, "-c", LOSES.format(name=name)],
+        [sys.executable, SCRIPTS / "loses.py", name],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -140,7 +112,7 @@ def test_a_long_temporary_folder_is_no_obstacle(tmp_path):
     folder = tmp_path / ("f" * 200)
     folder.mkdir()
     ended = subprocess.run(
-        [sys.executable, "-c", THREAD],
+        [sys.executable, SCRIPTS / "thread.py"],
         cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,

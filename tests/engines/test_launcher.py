@@ -4,6 +4,7 @@ import socket
 import struct
 import subprocess
 import sys
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from shoal.engines.roles import advertised
 
 pytestmark = pytest.mark.usefixtures("processes_are_those_of_users")
+PARENT = Path(__file__).parent / "scripts" / "parent.py"
 
 
 def launcher(tmp_path):
@@ -30,15 +32,6 @@ def launcher(tmp_path):
     )
     theirs.close()
     return ours, process
-
-
-PARENT = """
-import os, subprocess, sys
-fileno, sockets = sys.argv[1:]
-arguments = ["-m", "shoal.engines.launcher", fileno, sockets, str(os.getpid())]
-subprocess.Popen([sys.executable, *arguments], pass_fds=(int(fileno),))
-input()
-"""
 
 
 def command(tmp_path, name, entry, args):
@@ -107,7 +100,7 @@ def test_a_launcher_ends_with_its_parent_though_others_hold_its_commands(tmp_pat
     (tmp_path / "s").mkdir()
     ours, theirs = socket.socketpair()
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(theirs.fileno()), str(tmp_path / "s")],
+        [sys.executable, PARENT, str(theirs.fileno()), str(tmp_path / "s")],
         pass_fds=(theirs.fileno(),),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

@@ -1,6 +1,7 @@
 """A job's options: its strategy's usual ones, and those of the run that it continues."""
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -10,23 +11,12 @@ from shoal.runs.job_file import SCRIPT, dump_job, inherited, load_job
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import strategies
 
-OWN = """
-from shoal.strategies.servers import Sync
-from shoal.strategies.settings import StrategySettings
-
-class Settings(StrategySettings, frozen=True, kw_only=True):
-    optimizer = "adagrad"
-
-class Mine(Sync):
-    name = "mine"
-    Settings = Settings
-"""
+OWN = f"{Path(__file__).parent}/scripts/own.py:Mine"
 
 
-def test_a_strategy_says_its_usual_optimizer(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    for name in [*strategies, f"{tmp_path}/own.py:Mine"]:
-        usual = {"eamsgd": "sgd", "sync": "adam", f"{tmp_path}/own.py:Mine": "adagrad"}
+def test_a_strategy_says_its_usual_optimizer():
+    for name in [*strategies, OWN]:
+        usual = {"eamsgd": "sgd", "sync": "adam", OWN: "adagrad"}
         job = from_mapping({"strategy": name})
         assert job.optimizer == ""
         assert job.chosen_optimizer == job.resolved.optimizer == usual.get(name, "adam")

@@ -5,8 +5,11 @@ import signal
 import subprocess
 import sys
 from errno import ENOLCK
+from pathlib import Path
 
 from shoal.storage.held_file import HeldFile, is_abandoned
+
+HOLDER = Path(__file__).parent / "scripts" / "holder.py"
 
 
 def test_a_held_file_has_its_content_and_an_owner(tmp_path):
@@ -44,17 +47,9 @@ def test_without_locks_nothing_is_known(tmp_path, monkeypatch):
 
 
 def test_a_killed_owner_is_known_at_once(tmp_path):
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from shoal.storage.held_file import HeldFile\n"
-        "held = HeldFile(Path(sys.argv[1]))\n"
-        "print('held', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
     path = tmp_path / "file"
     with subprocess.Popen(
-        [sys.executable, "-c", program, path],
+        [sys.executable, HOLDER, path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

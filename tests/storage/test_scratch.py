@@ -7,11 +7,14 @@ import subprocess
 import sys
 import tempfile
 from errno import ENOLCK
+from pathlib import Path
 
 import pytest
 
 from shoal.storage import scratch
 from shoal.storage.scratch import LOCK, ScratchFolder, remove_abandoned
+
+JOINED = Path(__file__).parent / "scripts" / "joined.py"
 
 
 @pytest.fixture(autouse=True)
@@ -92,26 +95,15 @@ def test_a_file_system_without_locks_has_folders_that_nobody_takes_away(temporar
     assert not mine.path.exists()
 
 
-SCRIPT = """
-import os, signal, shoal
-context = shoal.init()
-print("joined", flush=True)
-signal.pause()
-"""
-
-
 @pytest.mark.real
 def test_what_a_killed_script_has_left_is_removed_by_the_next_start(temporary):
-    script = temporary / "script.py"
-    script.write_text(SCRIPT)
     env = {**os.environ, "TMPDIR": str(temporary)}
     with subprocess.Popen(
-        [sys.executable, script], env=env, stdout=subprocess.PIPE, text=True
+        [sys.executable, JOINED, "wait"], env=env, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "joined\n"
         assert len(list(temporary.glob("shoal-*"))) == 2  # the run's folder, and its sockets
         process.send_signal(signal.SIGKILL)
     assert list(temporary.glob("shoal-run-*"))
-    script.write_text(SCRIPT.replace("signal.pause()", "context.close()"))
-    subprocess.run([sys.executable, script], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, JOINED, "leave"], env=env, check=True, timeout=60)
     assert not list(temporary.glob("shoal-*"))

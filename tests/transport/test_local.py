@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from shoal.transport.base import Identity
 from shoal.transport.local import NAME_BYTES_MAX, PATH_BYTES_MAX, LocalTransport, path_of
 
 OPEN = Identity("server-a", "server")  # without a token
+LISTENS = Path(__file__).parent / "scripts" / "listens.py"
 
 
 @pytest.fixture
@@ -154,15 +156,8 @@ def test_a_stale_socket_file_is_taken_over(transport, address):
 
 
 def test_a_killed_processs_socket_file_is_taken_over(transport, address):
-    program = (
-        "import sys, time\n"
-        "from shoal.transport.base import Identity, transport_for\n"
-        "listener = transport_for(sys.argv[1]).listen(sys.argv[1], Identity('a', 'server'))\n"
-        "print('listening', flush=True)\n"
-        "time.sleep(60)\n"
-    )
     with subprocess.Popen(
-        [sys.executable, "-c", program, address], stdout=subprocess.PIPE, text=True
+        [sys.executable, LISTENS, address], stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout.readline() == "listening\n"
         with pytest.raises(AddressInUse):

@@ -17,6 +17,7 @@ from shoal.errors import InvalidValue, ShoalError
 from shoal.storage.comparison_folder import ComparisonFolder
 from shoal.storage.run_folder import RunFolder
 
+SCRIPTS = Path(__file__).parent / "scripts"
 SIMULATED = "--simulated --batch-s 0.01 --epochs 1 --workers 2 --jobs 1"
 
 
@@ -166,21 +167,8 @@ def test_all_cells_are_in_the_report_in_whatever_order_the_axes_are_given(tmp_pa
     assert again["table"] == found["table"]
 
 
-MODELS = """
-import torch
-def small():
-    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-class Wrong(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = small()
-    def forward(self, x):
-        raise ValueError("it was planted")
-"""
-
-
 def test_an_error_of_a_users_model_leaves_the_others(tmp_path, monkeypatch):
-    (tmp_path / "models.py").write_text(MODELS)
+    shutil.copy(SCRIPTS / "models.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     both = "models.py:Wrong,models.py:small"
     words = f"compare digits --model {both} {SIMULATED} --json"
@@ -190,7 +178,7 @@ def test_an_error_of_a_users_model_leaves_the_others(tmp_path, monkeypatch):
 
 
 def test_a_model_that_cannot_be_measured_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "models.py").write_text(MODELS)
+    shutil.copy(SCRIPTS / "models.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     words = ["compare", "digits", "--model", "models.py:Wrong", "--simulated"]
     result = CliRunner().invoke(main, words)
@@ -291,14 +279,6 @@ def test_it_is_reached_from_python(tmp_path):
         shoal.compare(data="digits", strategy="sync", set={"tau": 3}, out=tmp_path)
 
 
-DATA = """
-import torch
-def load():
-    x = torch.eye(4).repeat(10, 1)
-    return x, x.argmax(1), x[:8], x[:8].argmax(1)
-"""
-
-
 @pytest.mark.parametrize("pace", ["1,3", [1, 3], (1.0, 3)], ids=repr)
 def test_paces_are_a_text_or_a_list(pace, tmp_path):
     options = {"simulated": True, "batch_s": 0.01, "batch_size": 10, "workers": 2, "epochs": 1}
@@ -312,7 +292,7 @@ def test_paces_are_a_text_or_a_list(pace, tmp_path):
 
 def test_a_file_has_a_list_of_paces_and_data_of_the_users_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(DATA)
+    shutil.copy(SCRIPTS / "mine.py", tmp_path)
     Path("grid.toml").write_text("""
         simulated = true
         [job]

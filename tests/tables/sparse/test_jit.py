@@ -11,13 +11,7 @@ import pytest
 
 import shoal
 
-PROBE = """
-import numpy as np
-from shoal.tables.sparse.jit import mixed
-from shoal.apps.word2vec.model import train_block
-mixed(np.uint64(7))
-print(mixed.stats.cache_path, train_block.stats.cache_path, len(mixed.stats.cache_hits))
-"""
+PROBE = Path(__file__).parent / "scripts" / "probe.py"
 
 
 class Planted:
@@ -38,7 +32,7 @@ def probe(tmp_path):
     def run(**env):
         inherited = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"}
         done = subprocess.run(
-            [sys.executable, "-c", PROBE],
+            [sys.executable, PROBE],
             env={**inherited, "XDG_CACHE_HOME": str(tmp_path / "cache"), **env},
             capture_output=True,
             text=True,

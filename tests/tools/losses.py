@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,18 +27,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
-from textwrap import dedent
 from threading import Lock
 from typing import Any
 
 import msgspec
 
 from shoal.engines.hosts import Hosts
+from tests.tools.scripts.striking import INSIDE, STRUCK_AT
 
 TIMEOUT_S, BACK_S = 3, 5.0
 CTR_BACK_S = 13.0  # its failure timeout is 10 s
 LIMIT_S = 240.0  # members give a scheduler up that is silent for 120 s
-STEPS, STRUCK_AT = 40, 8
 DIGITS, BATCH = 1437, 18  # samples of digits that are trained on, and of a step
 OUTSIDE = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "stopped and back": signal.SIGSTOP}
 CUT = "disconnected and back"
@@ -45,77 +45,13 @@ EVIDENCE = "`tests/tools/losses.py`"
 HOSTS = Lock()  # names of network namespaces are this process's
 TOKEN = secrets.token_urlsafe(24)
 MEMBERS = ("scheduler", "server-0", "server-1", "worker-0", "worker-1")
-INSIDE = {
-    "exit 0": "os._exit(0)",
-    "exit 1": "os._exit(1)",
-    "raises": 'raise RuntimeError("the loss is nan")',
-}
 OPTIONS = {
     "run": ("stop", "drop", "replace"),
     "train": ("stop", "drop", "replace", "reassign"),
     "ctr": ("stop",),
     "by hand": ("stop", "drop", "replace"),
 }
-# `strike` is called at each step; of one worker it does once what is to happen
-STRIKES = """
-    import os, time
-    from pathlib import Path
-
-    FOLDER, STEPS, AT = Path({folder!r}), {steps}, {at}
-
-    def strike(mine, step):
-        time.sleep(0.05)  # the time of a training step
-        (FOLDER / f"at-{{mine}}").write_text(str(step))
-        struck = FOLDER / "struck"
-        if mine == 1 and step == AT and not struck.exists() and {inside}:
-            struck.touch()
-            {how}
-"""
-SCRIPT = """
-    import torch
-    import shoal
-
-    context = shoal.init()
-    model = torch.nn.Linear(4, 1)
-    optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    for step in range(context.client.clock, STEPS):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        strike(context.rank, step)
-    (FOLDER / f"done-{context.rank}").touch()
-"""
-MODEL = """
-    import json
-    import torch
-
-    def rank():
-        for path in FOLDER.glob("runs/*/pids.json"):
-            names = {pid: name for name, pid in json.loads(path.read_text()).items()}
-            name = names.get(os.getpid(), "")
-            return int(name[7:]) if name.startswith("worker") else -1
-
-    class Net(torch.nn.Linear):
-        steps = 0
-
-        def forward(self, x):
-            if self.training:
-                strike(rank(), self.steps)
-                self.steps += 1
-            return super().forward(x.flatten(1))
-
-    def load():
-        return Net(64, 10)
-"""
-SOON = f"""
-import sys
-from shoal.runs.options import RunOptions
-policy, soon = RunOptions.policy.fget, {{"failure_timeout_s": {TIMEOUT_S}.0}}
-RunOptions.policy = property(lambda self: policy(self) | soon)
-from shoal.__main__ import main
-sys.argv[0] = "shoal"
-main()
-"""
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -194,10 +130,8 @@ class Run:
 
     def __init__(self, cell: Cell, folder: Path) -> None:
         self.cell, self.folder = cell, folder
-        inside = INSIDE.get(cell.how, "pass")
-        self.strikes = dedent(STRIKES).format(
-            folder=str(folder), steps=STEPS, at=STRUCK_AT, inside=cell.how in INSIDE, how=inside
-        )
+        if cell.how in INSIDE:
+            (folder / "inside").write_text(cell.how)
 
     def command(self) -> list[str]:
         out, common = str(self.folder / "runs"), ["--servers", "2", "--workers", "2"]
@@ -206,19 +140,21 @@ class Run:
             common += ["--on-worker-loss", self.cell.option]
         match self.cell.command:
             case "run":
-                path = self.folder / "script.py"
-                path.write_text(self.strikes + dedent(SCRIPT))
-                return ["run", *common, str(path)]
+                return ["run", *common, str(self.script("loop.py"))]
             case "train":
-                path = self.folder / "net.py"
-                path.write_text(self.strikes + dedent(MODEL))
                 sizes = ["--epochs", "1", "--batch-size", str(BATCH)]
-                return ["train", "digits", *common, *sizes, "--model", f"{path}:load"]
+                model = ["--model", f"{self.script('net.py')}:load"]
+                return ["train", "digits", *common, *sizes, *model]
             case _:
                 path = self.folder / "train.libsvm"
                 path.write_text("".join(f"{n % 2} {1 + n % 50}:1\n" for n in range(60_000)))
                 sizes = ["--epochs", "20", "--batch-size", "64"]
                 return ["train", "ctr", str(path), *common, *sizes]
+
+    def script(self, name: str) -> Path:
+        """A script in the run's folder, with what strikes it."""
+        shutil.copy(SCRIPTS / "striking.py", self.folder)
+        return Path(shutil.copy(SCRIPTS / name, self.folder))
 
     def began(self) -> bool:
         """Whether it is in the middle of its work."""
@@ -270,7 +206,7 @@ def strike(pid: int, how: str, back_s: float = BACK_S) -> None:
 
 def of_a_command(cell: Cell, folder: Path) -> Outcome:
     run = Run(cell, folder)
-    command = [sys.executable, "-c", SOON, *run.command()]
+    command = [sys.executable, str(SCRIPTS / "soon.py"), str(TIMEOUT_S), *run.command()]
     with (folder / "told").open("w") as told:
         process = subprocess.Popen(command, stdout=told, stderr=told, text=True)
         if cell.how in OUTSIDE and wait(run.began, process):
@@ -283,8 +219,7 @@ def of_a_command(cell: Cell, folder: Path) -> Outcome:
 def by_hand(cell: Cell, folder: Path, hosts: Hosts | None) -> Outcome:
     """A cluster of processes that this one starts, as somebody would: it replaces what is lost."""
     run = Run(cell, folder)
-    script = folder / "script.py"
-    script.write_text(run.strikes + dedent(SCRIPT))
+    script = run.script("loop.py")
     address = f"unix://{folder}/private/s.sock" if hosts is None else hosts.address("scheduler")
     started: dict[str, subprocess.Popen[str]] = {}
     ended: list[subprocess.Popen[str]] = []

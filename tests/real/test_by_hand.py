@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from shoal.tables.spec import Access, TableSpec
 pytestmark = pytest.mark.real
 
 SHOAL = [sys.executable, "-m", "shoal"]
+SCRIPT = Path(__file__).parent / "scripts" / "endless.py"
 
 
 @pytest.fixture
@@ -105,28 +107,13 @@ def test_workers_of_an_elastic_cluster_join_late_and_leave_early(by_hand):
     assert [process.wait(20) for process in by_hand.started] == [0, 0]
 
 
-SCRIPT = """
-import pathlib, shoal, torch
-
-context = shoal.init()
-model = torch.nn.Linear(2, 1)
-optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
-while True:
-    optimizer.zero_grad()
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    pathlib.Path("trains").touch()
-"""
-
-
 @pytest.mark.parametrize("more", [(), ("--elastic",)], ids=["fixed", "elastic"])
 def test_ctrl_c_on_a_worker_ends_that_worker_alone(by_hand, tmp_path, more):
     by_hand("scheduler", "--workers", 2, "--servers", 1, *more)
     by_hand("server")
-    (tmp_path / "script.py").write_text(SCRIPT)
     with (
         subprocess.Popen(
-            [*SHOAL, "worker", "--scheduler", by_hand.address, "script.py"],
+            [*SHOAL, "worker", "--scheduler", by_hand.address, SCRIPT],
             cwd=tmp_path,
             stderr=subprocess.PIPE,
             text=True,

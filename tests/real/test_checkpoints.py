@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from errno import ENOSPC
+from pathlib import Path
 from time import time
 
 import pytest
@@ -27,6 +28,7 @@ from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from tests.real.waiting import until
 
+MARKS_ITS_IMPORT = Path(__file__).parent / "scripts" / "marks_its_import.py"
 END = 3 * (23 + 1)  # epochs of 23 batches and of the round that ends them
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("checkpoints")]  # they share a run
@@ -261,10 +263,8 @@ def test_without_servers_the_end_of_a_run_is_a_checkpoint_as_well(tmp_path):
 
 
 def test_a_strategy_that_is_replaced_is_not_imported(tmp_path):
-    code = "from pathlib import Path\nfrom shoal.strategies.servers import Sync\n"
-    code += "Path(__file__).with_name('imported').touch()\nclass Mine(Sync):\n    name = 'mine'\n"
-    (tmp_path / "mine.py").write_text(code)
-    more = f"--strategy {tmp_path}/mine.py:Mine --epochs 2 --checkpoint-every 10 --out {tmp_path}"
+    code = shutil.copy(MARKS_ITS_IMPORT, tmp_path)
+    more = f"--strategy {code}:Mine --epochs 2 --checkpoint-every 10 --out {tmp_path}"
     command = [sys.executable, "-m", "shoal", "train", "digits", *more.split()]
     subprocess.run(command, check=True, capture_output=True)  # or this process has it imported
     (tmp_path / "imported").unlink()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import traceback
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,47 +18,7 @@ from shoal.tables.spec import TableSpec
 pytestmark = pytest.mark.real
 
 REFUSED = "a fork of worker-0 (process "
-SCRIPT = """
-import os, sys, torch, shoal
-
-context = shoal.init()
-model = torch.nn.Linear(2, 1)
-optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), "{strategy}")
-for step in range(6):
-    optimizer.zero_grad()
-    model(torch.ones(4, 2)).square().mean().backward()
-    optimizer.step()
-    if step == 2 and (child := os.fork()) == 0:
-        {child}
-    if step == 2:
-        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-optimizer.flush()
-print("steps", step + 1)
-"""
-LOADER = """
-import torch, shoal
-from torch.utils.data import DataLoader, Dataset
-
-class Rows(Dataset):
-    def __len__(self):
-        return 32
-    def __getitem__(self, number):
-        return torch.full((2,), float(number))
-
-context = shoal.init()
-model = torch.nn.Linear(2, 1)
-optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.001))
-rows = Rows()
-loader = DataLoader(rows, 4, sampler=shoal.Sampler(rows), num_workers=2)
-steps = 0
-for epoch in range(2):
-    for x in loader:
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        steps += 1
-print("steps", steps)
-"""
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def in_fork(call):
@@ -81,9 +42,8 @@ def in_fork(call):
     return told
 
 
-def run(tmp_path, text, *words):
-    (tmp_path / "script.py").write_text(text)
-    command = [sys.executable, *words, str(tmp_path / "script.py")]
+def run(tmp_path, *words):
+    command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -92,23 +52,23 @@ def run(tmp_path, text, *words):
 @pytest.mark.parametrize(
     ("strategy", "child", "status"),
     [
-        ("sync", "sys.exit(0)", 0),
-        ("sync", "context.close(); sys.exit(0)", 0),
-        ("allreduce", "sys.exit(3)", 3),
-        ("sync", "raise RuntimeError('in the fork')", 1),
-        ("sync", "context.__exit__(ValueError, ValueError(), None); sys.exit(4)", 4),
+        ("sync", "exits", 0),
+        ("sync", "closes", 0),
+        ("allreduce", "exits", 3),
+        ("sync", "raises", 1),
+        ("sync", "leaves", 4),
     ],
 )
 def test_the_end_of_a_fork_is_not_its_parents(tmp_path, strategy, child, status):
-    text = SCRIPT.format(strategy=strategy, child=child)
-    assert run(tmp_path, text, "-m", "shoal", "run") == [f"child {status}", "steps 6"]
+    words = ["-m", "shoal", "run", SCRIPTS / "forks.py", strategy, child, status]
+    assert run(tmp_path, *words) == [f"child {status}", "steps 6"]
     [folder] = (tmp_path / "shoal-runs").iterdir()
     assert not any(RunFolder(folder).error(f"worker-{rank}").exists() for rank in range(2))
 
 
 def test_a_script_by_itself_keeps_its_servers_when_a_fork_ends(tmp_path):
-    text = SCRIPT.format(strategy="sync", child="sys.exit(0)")
-    assert run(tmp_path, text) == ["child 0", "steps 6"]
+    words = [SCRIPTS / "forks.py", "sync", "exits", 0]
+    assert run(tmp_path, *words) == ["child 0", "steps 6"]
 
 
 def test_what_a_fork_asks_for_is_refused_and_nothing_is_lost(cluster):
@@ -154,4 +114,4 @@ def test_a_fork_has_no_run_of_its_own(cluster):
 
 
 def test_the_processes_of_a_data_loader_are_forks(tmp_path):
-    assert run(tmp_path, LOADER, "-m", "shoal", "run") == ["steps 8"]
+    assert run(tmp_path, "-m", "shoal", "run", SCRIPTS / "loads_data.py") == ["steps 8"]

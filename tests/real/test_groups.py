@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ from tests.real.waiting import until
 pytestmark = pytest.mark.real
 
 ROWS = 600
+SCRIPT = Path(__file__).parent / "scripts" / "guest.py"
 
 
 def table(name, rule=None):
@@ -238,28 +240,11 @@ def test_two_groups_survive_a_servers_death(run):
         assert len(first.view.servers) == 1
 
 
-SCRIPT = """
-import shoal, torch
-context = shoal.init()
-client = context.client
-print(context.rank, context.world_size, sorted(client.groups), [t.name for t in client.view.tables])
-model = torch.nn.Linear(3, 1)
-optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-for _ in range(3):
-    optimizer.zero_grad()
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-print("stepped")
-"""
-
-
-def test_a_script_joins_as_a_group(run, tmp_path):
+def test_a_script_joins_as_a_group(run):
     _, folder, first = run
-    script = tmp_path / "guest.py"
-    script.write_text(SCRIPT)
     command = [sys.executable, "-m", "shoal", "worker", "--scheduler", str(folder.path)]
     done = subprocess.run(
-        [*command, "--group", "guests", str(script)], capture_output=True, text=True, timeout=60
+        [*command, "--group", "guests", SCRIPT], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["0 1 ['', 'guests'] ['/w']", "stepped"]
@@ -267,7 +252,7 @@ def test_a_script_joins_as_a_group(run, tmp_path):
         lambda: any(spec.name.startswith("guests/") for spec in first.view.tables), 5.0
     )
     wrong = subprocess.run(
-        [*command, "--group", "a b", str(script)], capture_output=True, text=True, timeout=60
+        [*command, "--group", "a b", SCRIPT], capture_output=True, text=True, timeout=60
     )
     assert wrong.returncode == 2
     assert "letters, digits" in wrong.stderr

@@ -12,25 +12,8 @@ from shoal.cli import main
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("processes_are_those_of_users")]
 MOMENTS = Path(__file__).parent / "moments.py"
-SCRIPT = """
-import shoal, torch
-if __name__ == "__main__":
-    context = shoal.init()
-    client = context.client
-    client.create_table(shoal.TableSpec("w", 8))
-    for _ in range(context.resumed_at, 6):
-        client.push("w", torch.ones(8)).wait()
-        client.advance()
-"""
-HELP = """
-import sys
-from click.testing import CliRunner
-from shoal.cli import main
-for words in ([], *(name.split() for name in main.commands)):
-    done = CliRunner().invoke(main, [*words, "--help"])
-    assert done.exit_code == 0 and "Usage:" in done.output, (words, done.output)
-print(*({"torch", "numpy", "numba", "sklearn", "scipy", "plotly", "pandas"} & sys.modules.keys()))
-"""
+SCRIPTS = Path(__file__).parent / "scripts"
+PUSHES = str(SCRIPTS / "pushes.py")
 
 
 def watched(folder: Path, *words: str) -> dict[str, list[str]]:
@@ -45,9 +28,7 @@ def watched(folder: Path, *words: str) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with runs: of a script, with checkpoints."""
-    path = tmp_path_factory.mktemp("light")
-    (path / "script.py").write_text(SCRIPT)
-    return path
+    return tmp_path_factory.mktemp("light")
 
 
 def run_in(folder: Path, title: str) -> str:
@@ -56,7 +37,7 @@ def run_in(folder: Path, title: str) -> str:
 
 
 def test_no_help_imports_a_large_package():
-    line = [sys.executable, "-c", HELP]
+    line = [sys.executable, SCRIPTS / "helps.py"]
     env = {**os.environ, "COLUMNS": "100"}
     done = subprocess.run(line, capture_output=True, text=True, check=True, env=env)
     assert done.stdout.strip() == ""
@@ -65,11 +46,11 @@ def test_no_help_imports_a_large_package():
 
 def test_running_a_script_imports_no_torch_with_checkpoints_or_without(folder):
     plain = ("run", "--servers", "1", "--workers", "1")
-    seen = watched(folder, *plain, "--title", "plain", "script.py")
+    seen = watched(folder, *plain, "--title", "plain", PUSHES)
     assert (seen["code"], seen["imported"]) == (0, []), seen["said"]
-    seen = watched(folder, *plain, "--title", "saved", "--checkpoint-every", "2", "script.py")
+    seen = watched(folder, *plain, "--title", "saved", "--checkpoint-every", "2", PUSHES)
     assert (seen["code"], *seen["imported"]) in [(0,), (0, "numpy")], seen["said"]
-    resumed = ("--resume", run_in(folder, "saved"), "--title", "resumed", "script.py")
+    resumed = ("--resume", run_in(folder, "saved"), "--title", "resumed", PUSHES)
     seen = watched(folder, *plain, *resumed)
     assert (seen["code"], *seen["imported"]) == (0, "numpy"), seen["said"]
 

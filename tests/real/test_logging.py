@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,26 +15,12 @@ from shoal.cli import main
 
 pytestmark = pytest.mark.real
 
-SCRIPT = """
-import os, signal, sys
-import shoal
-
-if __name__ == "__main__":
-    context = shoal.init()
-    for step in range(10):
-        shoal.log({"valid/accuracy": step / 10}, loss=10.0 / (1 + step) + context.rank)
-        if step == 6 and context.rank == 1 and "fail" in sys.argv:
-            raise KeyError("price")
-        if step == 6 and context.rank == 1 and "die" in sys.argv:
-            os.kill(os.getpid(), signal.SIGKILL)
-    if "leave" in sys.argv:
-        os._exit(0)
-"""
+SCRIPT = Path(__file__).parent / "scripts" / "logs.py"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "script.py").write_text(SCRIPT)
+    shutil.copy(SCRIPT, tmp_path / "script.py")
     return tmp_path
 
 

@@ -1,7 +1,7 @@
 """Workers that are gone though no signal has killed them, and members that are back."""
 
 import signal
-from textwrap import dedent
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,30 +16,8 @@ from tests.real.test_by_hand import by_hand, until  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.real
 
-SCRIPT = """
-    import os, signal, sys
-    from pathlib import Path
-
-    import torch
-    import shoal
-
-    context = shoal.init()
-    model = torch.nn.Linear(4, 1)
-    optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy="asgd")
-    struck = Path(sys.argv[1], "struck")
-    for step in range(20):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        if context.rank == 1 and step == 5 and not struck.exists():
-            struck.touch()
-            LEAVE
-    Path(sys.argv[1], f"done-{context.rank}").touch()
-"""
-LEAVES = {
-    "vanishes": "os._exit(0)",
-    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
-}
+SCRIPT = Path(__file__).parent / "scripts" / "gone.py"
+LEAVES = ("vanishes", "stopped")
 
 
 @pytest.fixture
@@ -50,10 +28,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(RunOptions, "policy", soon)
 
     def started(leaves, option):
-        path = tmp_path / "script.py"
-        path.write_text(dedent(SCRIPT).replace("LEAVE", LEAVES[leaves]))
         how = ScriptRun(out=str(tmp_path / "runs"), on_worker_loss=option)
-        return run_here(ScriptApplication(path, [str(tmp_path)], how))
+        return run_here(ScriptApplication(SCRIPT, [str(tmp_path), leaves], how))
 
     started.done = lambda: sorted(each.name for each in tmp_path.glob("done-*"))
     return started

@@ -28,6 +28,7 @@ from tests.transport.rigs import free_port
 
 pytestmark = pytest.mark.real
 
+UNMOVABLE = Path(__file__).parent / "scripts" / "unmovable.py"
 ROWS = 600
 PLATEAU = 20  # epochs, after which rounds without a dead worker do not show in digits' accuracy
 
@@ -98,26 +99,8 @@ def test_a_server_joins_and_another_leaves_while_updates_go_on(cluster, kind):
     assert out.unique().tolist() == [pushed]
 
 
-HANDLER = """
-import shoal
-
-class Counter:  # neither saves nor loads
-    rows = {}
-
-    def push(self, pairs, cmd):
-        for key, values in pairs:
-            self.rows[key] = values
-
-    def pull(self, keys, cmd):
-        return [self.rows[key] for key in keys.tolist()]
-
-shoal.handler("unmovable", Counter)
-"""
-
-
 def test_a_server_with_an_immovable_table_does_not_leave(tmp_path):
-    (tmp_path / "unmovable.py").write_text(HANDLER)
-    module = importable(str(tmp_path / "unmovable.py"))
+    module = importable(str(UNMOVABLE))
     folder = RunFolder.create(tmp_path, "run")
     with LocalEngine(folder) as engine:
         with Client(start_cluster(engine, 2, 1, imports=[module])) as client:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.real
+SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -37,18 +38,5 @@ def test_a_function_that_was_typed_is_refused_with_what_to_do(example, name, tmp
 
 
 def test_a_loop_that_is_typed_trains(tmp_path):
-    done = typed(
-        """
-import shoal, torch
-context = shoal.init()
-model = torch.nn.Linear(2, 1)
-optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-for _ in range(3):
-    optimizer.zero_grad()
-    model(torch.ones(4, 2)).square().mean().backward()
-    optimizer.step()
-print("trained", context.client.clock)
-""",
-        tmp_path,
-    )
+    done = typed((SCRIPTS / "typed.py").read_text(), tmp_path)
     assert (done.returncode, done.stdout) == (0, "trained 3\n"), done.stderr

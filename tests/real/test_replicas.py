@@ -6,53 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.real
 
-# Each push adds 1 to a key of its own; what was acknowledged is written down after it was.
-SCRIPT = """
-import json, sys
-from pathlib import Path
-import torch, shoal
-
-kind, rule, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-context = shoal.init()
-client, rank, pushes = context.client, context.rank, 300
-rows = pushes * context.world_size if kind == "dense" else 0
-bound = {"max_rows": 4 * pushes * context.world_size} if kind == "bounded" else {}
-kind = "dense" if kind == "dense" else "sparse"
-consistency = {"asp": shoal.asp(), "ssp": shoal.ssp(1), "bsp": shoal.bsp()}[rule]
-client.create_table(
-    shoal.TableSpec("kv", rows, (2,), kind=kind, merge="sum", consistency=consistency, **bound)
-)
-if bound:  # a table in which keys make room for others all the time
-    few = shoal.TableSpec("few", 0, (1,), kind="sparse", consistency=consistency, max_rows=32)
-    client.create_table(few)
-client.barrier("start")
-acknowledged = []
-for number in range(pushes):
-    key = rank * pushes + number
-    pushed = client.push("kv", torch.ones(1, 2), keys=torch.tensor([key]))
-    if bound:
-        client.push("few", torch.ones(9, 1), keys=torch.randperm(200)[:9]).wait()
-    if rule != "asp":
-        client.advance()
-    pushed.wait()
-    acknowledged.append(key)
-    if number == pushes // 3:
-        (folder / f"going-{rank}").touch()
-    if number % 40 == 0:
-        assert (client.pull("kv", keys=torch.tensor(acknowledged[-9:])).wait() == 1).all()
-if rule != "asp":
-    client.advance(last=True)
-client.barrier("done")
-(folder / f"{rank}.json").write_text(json.dumps(acknowledged))
-if rank == 0:
-    found = client.pull("kv", keys=torch.arange(pushes * context.world_size)).wait()
-    (folder / "table.json").write_text(json.dumps(found.tolist()))
-"""
+SCRIPT = Path(__file__).parent / "scripts" / "acknowledged.py"
 WORKERS, PUSHES = 2, 300
 
 
@@ -66,12 +26,10 @@ WORKERS, PUSHES = 2, 300
     ],
 )
 def test_every_acknowledged_push_is_applied_once_under_a_death(kind, rule, victim, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
     with subprocess.Popen(
         [
             sys.executable, "-m", "shoal", "run", "--servers", "3", "--replicas", "2",
-            "--workers", str(WORKERS), str(script), kind, rule, str(tmp_path),
+            "--workers", str(WORKERS), str(SCRIPT), kind, rule, str(tmp_path),
         ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,

@@ -21,6 +21,7 @@ from shoal.runs.resume import resumed_at
 from tests.transport.rigs import free_port
 
 SHOAL = [sys.executable, "-m", "shoal"]
+SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.real
 
@@ -352,21 +353,12 @@ def test_a_wrong_token_is_refused_at_once(tmp_path):
         scheduler.kill()
 
 
-LEAVES = """
-import shoal, torch
-with shoal.init() as context:
-    context.client.create_table(shoal.TableSpec("w", 4, merge="sum"))
-    context.client.push("w", torch.ones(4)).wait()
-print("left", context.rank)
-"""
-
-
 @pytest.mark.parametrize(
-    ("text", "code", "says"),
-    [(LEAVES, 0, "left 0"), ("print('hello')", 2, "without calling shoal.init()")],
+    ("script", "code", "says"),
+    [("leaves.py", 0, "left 0"), ("hello.py", 2, "without calling shoal.init()")],
 )
-def test_a_script_may_leave_its_run_but_has_to_join_it(text, code, says, tmp_path):
-    (tmp_path / "script.py").write_text(text)
-    done = command("run", "--workers", "2", "--servers", "1", "script.py", cwd=tmp_path)
+def test_a_script_may_leave_its_run_but_has_to_join_it(script, code, says, tmp_path):
+    words = ("run", "--workers", "2", "--servers", "1", str(SCRIPTS / script))
+    done = command(*words, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert says in done.stdout + done.stderr

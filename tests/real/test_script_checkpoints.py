@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,59 +12,8 @@ from shoal.cli import main
 
 pytestmark = pytest.mark.real
 
-SCRIPT = """
-import json, sys, torch, shoal
-
-STEPS = 40
-with shoal.init() as context:
-    torch.manual_seed(7)
-    model = torch.nn.Linear(6, 1)
-    if context.resumed_at:
-        torch.nn.init.zeros_(model.weight)  # whatever is here, the checkpoint has the parameters
-    optimizer = shoal.Optimizer(torch.optim.Adam(model.parameters(), lr=0.05))
-    data = torch.randn(STEPS, 16, 6, generator=torch.Generator().manual_seed(context.rank))
-    losses = {}
-    for step in range(context.resumed_at, STEPS):
-        optimizer.zero_grad()
-        loss = (model(data[step]) - data[step].sum(1, keepdim=True)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses[step] = loss.item()
-    if context.rank == 0:
-        print(json.dumps(losses))
-"""
-
-LEASES = """
-import json, pathlib, sys, time, torch, shoal
-from shoal.errors import DataMissing
-from shoal.storage.checkpoints import Checkpoints
-
-def wait_for_a_checkpoint():
-    [folder] = pathlib.Path(__file__).parent.glob("script-*")
-    while True:
-        try:
-            return Checkpoints(folder / "checkpoints").choose()
-        except DataMissing:
-            time.sleep(0.01)  # polls files of other processes: there is no event to wait for
-
-with shoal.init() as context:
-    client = context.client
-    rule = {"access": shoal.tables.Access("sum"), "merge": "sum", "consistency": shoal.bsp()}
-    client.create_table(shoal.TableSpec("done", 60, **rule))
-    for epoch, batch in shoal.leases(epochs=2, batches=30):
-        if batch is not None:
-            client.push("done", torch.ones(1), torch.tensor([30 * epoch + batch]))
-        client.advance().wait()
-        if client.clock == int(sys.argv[1]):
-            wait_for_a_checkpoint()
-            sys.exit("enough")
-    client.advance(last=True).wait()
-    client.barrier("done")
-    out = torch.empty(60)
-    client.blocking.pull("done", out=out)
-    if context.rank == 0:
-        print(json.dumps(out.tolist()))
-"""
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT, LEASES = SCRIPTS / "losses_by_step.py", SCRIPTS / "counts_leases.py"
 
 
 @pytest.fixture
@@ -71,11 +21,9 @@ def run(tmp_path, capfd):
     """Runs a script; its exit code, what rank 0 has printed, and the folder."""
 
     def ran(script, *words, args=()):
-        path = tmp_path / "script.py"
-        path.write_text(script)
-        options = ["run", "--out", str(tmp_path), *map(str, words), str(path), *args]
+        options = ["run", "--out", str(tmp_path), *map(str, words), str(script), *args]
         result = CliRunner().invoke(main, options)
-        folder = max(tmp_path.glob("script-*"), default=None)
+        folder = max(tmp_path.glob(f"{script.stem}-*"), default=None)
         return result, capfd.readouterr().out, folder
 
     return ran
@@ -93,10 +41,10 @@ def test_a_script_goes_on_with_the_parameters_of_a_checkpoint(run):
     assert all(abs(before[step] - loss) < 1e-6 for step, loss in after.items())
 
 
-def test_leases_resume_where_the_checkpoint_was_taken(run):
-    result, _, folder = run(LEASES, "--checkpoint-every", 5, args=["17"])
+def test_leases_resume_where_the_checkpoint_was_taken(run, tmp_path):
+    result, _, folder = run(LEASES, "--checkpoint-every", 5, args=[str(tmp_path), "17"])
     assert result.exit_code != 0
-    result, printed, _ = run(LEASES, "--resume", folder, args=["-1"])
+    result, printed, _ = run(LEASES, "--resume", folder, args=[str(tmp_path), "-1"])
     assert result.exit_code == 0, result.output
     assert json.loads(printed) == [1.0] * 60
 
@@ -111,12 +59,10 @@ def test_a_checkpoint_resumes_under_another_token(run, monkeypatch):
 def test_a_resumed_script_with_parameters_missing_from_the_checkpoint_is_refused(run):
     result, _, folder = run(SCRIPT, "--checkpoint-every", 30)
     assert result.exit_code == 0, result.output
-    more = SCRIPT.replace("optimizer = ", "model.double()\n    optimizer = ")
-    result, _, _ = run(more, "--resume", folder)
+    result, _, _ = run(SCRIPT, "--resume", folder, args=["double"])
     assert result.exit_code != 0
     assert "has no table params.float64 (known: params.float32)" in result.output
-    summed = SCRIPT.replace("lr=0.05))", "lr=0.05), strategy='allreduce')")
-    result, _, _ = run(summed, "--resume", folder)
+    result, _, _ = run(SCRIPT, "--resume", folder, args=["allreduce"])
     assert "strategy 'allreduce' keeps its parameters on workers" in result.output
     result, _, _ = run(SCRIPT, "--resume-at", 30)
     assert "add --resume RUN" in result.output
@@ -135,15 +81,12 @@ def test_a_script_run_without_checkpoints_cannot_be_resumed(run, tmp_path):
 
 
 def test_a_cluster_started_by_hand_checkpoints_to_a_shared_folder(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-
     def losses(name, servers, roles=(), workers=()):
         address = ["--scheduler", f"unix://{tmp_path}/{name}.sock"]
         listen = ["--listen", address[1], "--workers", "1", "--servers", str(servers)]
         started = [shoal("scheduler", *listen)]
         started += [shoal("server", *address, *roles) for _ in range(servers)]
-        started.append(shoal("worker", *address, *workers, str(script)))
+        started.append(shoal("worker", *address, *workers, SCRIPT))
         told = [process.communicate(timeout=60) for process in started]
         assert not any(process.returncode for process in started), told
         return json.loads(told[-1][0])

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -13,56 +14,8 @@ from shoal.storage.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.real
 
-SCRIPT = """
-import json, sys, torch, shoal
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-x = torch.randn(240, 4)
-data = TensorDataset(x, x.sum(1, keepdim=True))
-model = torch.nn.Linear(4, 1)
-context = shoal.init()
-optimizer = shoal.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01){more})
-loader = DataLoader(data, batch_size=20, sampler=shoal.Sampler(data, batch_size=20))
-epochs, evaluated = {{}}, []
-for epoch in range(context.first_epoch(loader), 5):
-    for x, y in loader:
-        optimizer.zero_grad()
-        (model(x) - y).square().mean().backward()
-        optimizer.step()
-        epochs[epoch] = epochs.get(epoch, 0) + 1
-    evaluated.append(epoch)
-optimizer.flush()
-found = optimizer._strategy
-if context.rank == 0:
-    told = {{
-        "strategy": found.name,
-        "staleness": found.options.staleness,
-        "set": dict(found.options.settings),
-        "lr": optimizer.param_groups[0]["lr"],
-        "betas": optimizer.param_groups[0]["betas"],
-        "workers": context.world_size,
-        "servers": len(context.client.view.servers),
-        "began_at": context.began_at,
-        "epochs": epochs,
-        "evaluated": evaluated,
-        "args": sys.argv[1:],
-    }}
-    print(json.dumps(told), flush=True)
-"""
+SCRIPT = Path(__file__).parent / "scripts" / "tells_options.py"
 WHOLE = {str(epoch): 6 for epoch in range(5)}  # steps of each of two workers
-
-
-@pytest.fixture
-def script(tmp_path):
-    """Writes the script, with more arguments of its optimizer; its path."""
-
-    def written(more="", change=("", "")):
-        path = tmp_path / "script.py"
-        path.write_text(SCRIPT.format(more=more).replace(*change))
-        return path
-
-    return written
 
 
 def start(*words, **env):
@@ -91,9 +44,9 @@ def folders(tmp_path):
     return sorted((tmp_path / "runs").iterdir(), key=lambda each: each.stat().st_mtime_ns)
 
 
-def test_options_of_the_command_are_those_of_an_optimizer_without_its_own(script, tmp_path):
+def test_options_of_the_command_are_those_of_an_optimizer_without_its_own(tmp_path):
     diloco = ["--strategy", "diloco", "--set", "tau=3", "--set", "outer_lr=0.5"]
-    found = run(tmp_path, *diloco, "--optimizer-option", "lr=0.05", script(), "--x")
+    found = run(tmp_path, *diloco, "--optimizer-option", "lr=0.05", SCRIPT, "--x")
     assert (found["strategy"], found["set"]) == ("diloco", {"tau": 3, "outer_lr": 0.5})
     assert (found["lr"], found["betas"], found["args"]) == (0.05, [0.9, 0.999], ["--x"])
     [folder] = folders(tmp_path)
@@ -103,43 +56,43 @@ def test_options_of_the_command_are_those_of_an_optimizer_without_its_own(script
     assert "lr = 0.05" in job
 
 
-def test_what_the_script_says_goes_before_the_command(script, tmp_path):
+def test_what_the_script_says_goes_before_the_command(tmp_path):
     ssp = ["--strategy", "ssp", "--staleness", 2]
-    found = run(tmp_path, *ssp, script(', "asgd"'))
+    found = run(tmp_path, *ssp, SCRIPT, 'strategy="asgd"')
     assert (found["strategy"], found["staleness"]) == ("asgd", 0)
     [folder] = folders(tmp_path)
     assert "the script names strategy 'asgd'" in (folder / "logs/worker-0.log").read_text()
-    found = run(tmp_path, *ssp, script(", staleness=1"))
+    found = run(tmp_path, *ssp, SCRIPT, "staleness=1")
     assert (found["strategy"], found["staleness"]) == ("ssp", 1)
 
 
-def test_no_servers_are_needed_where_the_strategy_needs_none(script, tmp_path):
+def test_no_servers_are_needed_where_the_strategy_needs_none(tmp_path):
     without = ["--servers", 0, "--strategy", "allreduce"]
-    found = run(tmp_path, *without, "--optimizer-option", "betas=[0.8,0.9]", script())
+    found = run(tmp_path, *without, "--optimizer-option", "betas=[0.8,0.9]", SCRIPT)
     assert (found["strategy"], found["servers"], found["betas"]) == ("allreduce", 0, [0.8, 0.9])
 
 
-def test_an_option_that_the_optimizer_does_not_have_ends_the_run_by_name(script, tmp_path):
-    process = shoal("run", "--out", tmp_path, "--optimizer-option", "momentum=0.9", script())
+def test_an_option_that_the_optimizer_does_not_have_ends_the_run_by_name(tmp_path):
+    process = shoal("run", "--out", tmp_path, "--optimizer-option", "momentum=0.9", SCRIPT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "unknown hyper-parameter of Adam 'momentum'" in errors
 
 
 @pytest.mark.parametrize("how", ["python", "torchrun"])
-def test_variables_say_the_same_without_shoal_run(how, script):
+def test_variables_say_the_same_without_shoal_run(how):
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     env = {"SHOAL_STRATEGY": "diloco", "SHOAL_SET": "tau=3 outer_lr=0.5"}
     env |= {"SHOAL_OPTIMIZER_OPTIONS": "lr=0.05", "OMP_NUM_THREADS": "1"}
-    found = told(start(*(launcher if how == "torchrun" else ()), script(), **env))
+    found = told(start(*(launcher if how == "torchrun" else ()), SCRIPT, **env))
     assert found["workers"] == (2 if how == "torchrun" else 1)
     assert (found["strategy"], found["set"]) == ("diloco", {"tau": 3, "outer_lr": 0.5})
     assert found["lr"] == 0.05
 
 
-def test_shoal_run_does_not_take_the_variables_of_its_caller(script, tmp_path):
+def test_shoal_run_does_not_take_the_variables_of_its_caller(tmp_path):
     env = {"SHOAL_STRATEGY": "diloco", "SHOAL_SET": "tau=3", "SHOAL_OPTIMIZER_OPTIONS": "lr=0.05"}
-    found = run(tmp_path, script(), **env)
+    found = run(tmp_path, SCRIPT, **env)
     assert (found["strategy"], found["set"], found["lr"]) == ("sync", {}, 0.01)
 
 
@@ -155,21 +108,21 @@ def by_hand(tmp_path, name, script, servers=(), workers=(), **env):
     return found
 
 
-def test_a_worker_that_is_started_by_hand_has_the_options_too(script, tmp_path):
+def test_a_worker_that_is_started_by_hand_has_the_options_too(tmp_path):
     options = ["--strategy", "ssp", "--staleness", 2, "--optimizer-option", "lr=0.05"]
     env = {"SHOAL_STRATEGY": "diloco", "SHOAL_OPTIMIZER_OPTIONS": "betas=[0.8,0.9]"}
     more = ["--out", tmp_path / "runs", "--checkpoint-every", 16]
-    found = by_hand(tmp_path, "first", script(), more, options, **env)
+    found = by_hand(tmp_path, "first", SCRIPT, more, options, **env)
     assert (found["strategy"], found["staleness"], found["lr"]) == ("ssp", 2, 0.05)
     assert found["betas"] == [0.9, 0.999]  # a flag is all of an option's values
     [folder] = folders(tmp_path)
     resume = ["--resume", folder, "--resume-at", 16]
-    found = by_hand(tmp_path, "second", script(), resume, resume)
+    found = by_hand(tmp_path, "second", SCRIPT, resume, resume)
     assert (found["began_at"], found["epochs"]) == (16, {"1": 8, "2": 12, "3": 12, "4": 12})
     assert found["evaluated"] == [1, 2, 3, 4]
 
 
-def test_a_worker_with_a_wrong_option_does_not_join(script):
+def test_a_worker_with_a_wrong_option_does_not_join():
     nowhere = ["--scheduler", "unix:///nowhere.sock"]
     for words, said in (
         (["--strategy", "sink"], "unknown strategy 'sink'"),
@@ -177,15 +130,15 @@ def test_a_worker_with_a_wrong_option_does_not_join(script):
         (["--staleness", 2], "staleness belongs to strategy 'ssp', not to 'sync'"),
         (["--optimizer-option", "lr"], "--optimizer-option: 'lr' is not NAME=VALUE"),
     ):
-        process = shoal("worker", *nowhere, *words, script())
+        process = shoal("worker", *nowhere, *words, SCRIPT)
         _, errors = process.communicate(timeout=60)
         assert (process.returncode, said in errors) == (2, True), errors
 
 
-def test_a_resumed_run_has_all_options_and_leaves_out_what_is_done(script, tmp_path):
+def test_a_resumed_run_has_all_options_and_leaves_out_what_is_done(tmp_path):
     options = ["--servers", 2, "--replicas", 2, "--checkpoint-every", 4, "--keep-checkpoints", 0]
     options += ["--strategy", "ssp", "--staleness", 1, "--optimizer-option", "lr=0.05"]
-    whole = run(tmp_path, *options, script(), "--x")
+    whole = run(tmp_path, *options, SCRIPT, "--x")
     assert (whole["epochs"], whole["evaluated"]) == (WHOLE, [0, 1, 2, 3, 4])
     [folder] = folders(tmp_path)
     rest = run(tmp_path, "--resume", folder, "--resume-at", 16)
@@ -201,21 +154,18 @@ def test_a_resumed_run_has_all_options_and_leaves_out_what_is_done(script, tmp_p
     assert job["steps_before"] == [[2, 16], [2, 8]]
 
 
-def test_a_run_that_was_killed_says_how_to_go_on_with_its_options(script, tmp_path):
+def test_a_run_that_was_killed_says_how_to_go_on_with_its_options(tmp_path):
     """Also one that has resumed another, and has no checkpoint of its own yet."""
     options = ["--checkpoint-every", 3, "--optimizer-option", "lr=0.05", "--title", "first"]
-    kill = "    if epoch == 1: __import__('os').kill(0, 9)\n"
-    killed = script(change=("    evaluated", f"{kill}    evaluated"))
-    words = how_to_go_on(shoal("run", "--out", tmp_path / "runs", *options, killed, "--x"))
+    options += ["--out", tmp_path / "runs", SCRIPT, "--x"]
+    words = how_to_go_on(shoal("run", *options, KILLED_IN="1"))
     [folder] = folders(tmp_path)
     at = Checkpoints(folder / "checkpoints").choose()
     assert words == ["run", "--resume", str(folder)]
-    killed = script(change=("    for x, y", "    __import__('os').kill(0, 9)\n    for x, y"))
     more = ["--title", "second", "--output", "all", "--optimizer-option", "betas=[0.8,0.9]"]
     more += ["--checkpoint-every", 0]
-    words = how_to_go_on(shoal(*words, *more, killed, "--y"))
+    words = how_to_go_on(shoal(*words, *more, SCRIPT, "--y", KILLED_IN="first"))
     assert words[:3] == ["run", "--resume", str(folder)]
-    script()  # which is not killed
     found = told(shoal(*words))
     assert (found["began_at"], found["lr"], found["betas"]) == (at, 0.05, [0.8, 0.9])
     assert found["args"] == ["--y"]
@@ -233,7 +183,7 @@ def how_to_go_on(process):
     return shlex.split(errors.split("resume from the last checkpoint: shoal ")[1].split("\n")[0])
 
 
-def test_a_run_keeps_its_last_checkpoints(script, tmp_path):
-    run(tmp_path, "--checkpoint-every", 1, script())
+def test_a_run_keeps_its_last_checkpoints(tmp_path):
+    run(tmp_path, "--checkpoint-every", 1, SCRIPT)
     [folder] = folders(tmp_path)
     assert Checkpoints(folder / "checkpoints").complete() == [26, 27, 28, 29, 30]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from shoal.tables.consistency import bsp
 from shoal.tables.spec import TableSpec
 
 pytestmark = pytest.mark.real
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @pytest.fixture
@@ -112,29 +114,10 @@ def test_a_job_drops_a_worker_that_is_too_slow(tmp_path):
     assert 2 * told[0]["steps"] < min(each["steps"] for each in told[1:])
 
 
-NEIGHBOURS = """
-import json, pathlib, time, torch, shoal
-with shoal.init() as context:
-    model = torch.nn.Linear(4, 1)
-    optimizer = shoal.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy="p2p")
-    began = time.monotonic()
-    for step in range(20):
-        if context.rank == 1 and step == 5:
-            time.sleep(8)  # stands for compute: one step is longer than the time-out
-        optimizer.zero_grad()
-        (model(torch.ones(8, 4)) - 1).square().mean().backward()
-        optimizer.step()
-    seconds = time.monotonic() - began
-    optimizer.flush()
-    told = {"seconds": seconds, "ends": [p.tolist() for p in model.parameters()]}
-    pathlib.Path(__file__).with_name(f"{context.rank}.json").write_text(json.dumps(told))
-"""
-
-
 def test_neighbours_go_on_without_a_worker_that_is_late(tmp_path):
-    (tmp_path / "late.py").write_text(NEIGHBOURS)
     flags = "--workers 3 --servers 0 --on-timeout drop --sync-timeout-s 1"
-    words = ["run", *flags.split(), "--out", str(tmp_path), str(tmp_path / "late.py")]
+    script = [str(SCRIPTS / "late_neighbour.py"), str(tmp_path)]
+    words = ["run", *flags.split(), "--out", str(tmp_path), *script]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
@@ -142,24 +125,11 @@ def test_neighbours_go_on_without_a_worker_that_is_late(tmp_path):
     assert told[0]["ends"] == told[1]["ends"] == told[2]["ends"]  # flush waits for all
 
 
-WITHOUT_A_BREAK = """
-import time, torch, shoal
-with shoal.init() as context:
-    client = context.client
-    client.create_table(shoal.TableSpec("w", 100, merge="sum", consistency=shoal.bsp()))
-    for step in range(30):
-        if context.rank == 2 and step == 10:
-            time.sleep(10)  # stands for compute that is longer than the time-out
-        time.sleep(0.05 if context.rank == 2 else 0.01)  # stands for compute: one worker is slow
-        client.push_pull("w", torch.ones(100), advance=True).wait()
-"""
-
-
 def test_on_a_timeout_a_worker_that_others_wait_for_is_dropped(tmp_path):
     """A slow one is not, though the others wait for it most of the time."""
-    (tmp_path / "late.py").write_text(WITHOUT_A_BREAK)
     flags = "--workers 3 --servers 1 --on-timeout drop --sync-timeout-s 2 --title run"
-    words = ["run", *flags.split(), "--out", str(tmp_path), str(tmp_path / "late.py")]
+    script = [str(SCRIPTS / "slow_worker.py"), "once"]
+    words = ["run", *flags.split(), "--out", str(tmp_path), *script]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     [folder] = tmp_path.glob("run-*")
@@ -168,21 +138,10 @@ def test_on_a_timeout_a_worker_that_others_wait_for_is_dropped(tmp_path):
     assert dropped["name"] == "worker-2"
 
 
-SCRIPT = """
-import time, torch, shoal
-with shoal.init() as context:
-    client = context.client
-    client.create_table(shoal.TableSpec("w", 100, merge="sum", consistency=shoal.bsp()))
-    for step in range(60):
-        time.sleep(0.4 if context.rank == 2 else 0.01)  # compute: one of them is slow
-        client.push_pull("w", torch.ones(100), advance=True).wait()
-"""
-
-
 def test_a_script_drops_a_worker_that_is_too_slow(tmp_path):
-    (tmp_path / "slow.py").write_text(SCRIPT)
     flags = ["--workers", "3", "--servers", "1", "--slow-workers", "drop", "--out", str(tmp_path)]
-    done = CliRunner().invoke(main, ["run", *flags, "--title", "run", str(tmp_path / "slow.py")])
+    script = [str(SCRIPTS / "slow_worker.py"), "always"]
+    done = CliRunner().invoke(main, ["run", *flags, "--title", "run", *script])
     assert done.exit_code == 0, done.output
     [folder] = tmp_path.glob("run-*")
     told = json.loads((folder / "logs" / "worker-2.error").read_text())
@@ -190,30 +149,8 @@ def test_a_script_drops_a_worker_that_is_too_slow(tmp_path):
     assert "the others waited for worker-2" in told["message"]
 
 
-MODEL = """
-import os, time, torch
-
-class Model(torch.nn.Sequential):
-    def __init__(self, slow):
-        super().__init__(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-        self.slow = slow
-
-    def forward(self, x):
-        if self.slow and self.training:
-            time.sleep(0.3)  # the fault: this worker's compute is slow
-        return super().forward(x)
-
-def make():  # one worker is slow, until it is started again
-    try:
-        os.close(os.open(os.path.join(os.path.dirname(__file__), "taken"), os.O_CREAT | os.O_EXCL))
-        return Model(True)
-    except FileExistsError:
-        return Model(False)
-"""
-
-
 def test_others_do_what_a_slow_worker_had_and_it_comes_again(tmp_path, monkeypatch):
-    (tmp_path / "slow_model.py").write_text(MODEL)
+    shutil.copy(SCRIPTS / "slow_model.py", tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.syspath_prepend(tmp_path)
     epochs = 150

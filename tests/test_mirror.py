@@ -31,6 +31,7 @@ CROSS_CUTTING = {
     "test_mirror.py",
     "test_one_writer.py",
     "test_ported.py",
+    "test_texts.py",
     "test_zygote.py",
     "transport/test_conformance.py",
 }

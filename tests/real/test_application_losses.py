@@ -15,6 +15,7 @@ from shoal.apps.word2vec.command import WordsApplication
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.errors import InvalidValue
 from shoal.runs.run import run_here
+from tests.real.texts import pattern
 
 STEPS = 3  # lines of the event log, after which a worker is killed
 
@@ -90,16 +91,18 @@ def test_a_run_with_leases_is_resumed_where_it_was(tmp_path):
     summary = run_here(CtrApplication(again))
     assert summary["rows"] == 8 * first["rows"] / 2  # each row of eight more epochs once
     for changed in ({"batch_size": 32}, {"seed": 3}, {"shuffle": 0}):
-        with pytest.raises(InvalidValue, match="leases batches of its rows: --"):
+        with pytest.raises(
+            InvalidValue, match=pattern("application_losses.leases_of_other_batches")
+        ):
             run_here(CtrApplication(msgspec.structs.replace(again, **changed)))
 
 
 def test_what_cannot_go_on_without_a_worker_is_refused(tmp_path):
-    with pytest.raises(InvalidValue, match="--valid is scored while all workers wait"):
+    with pytest.raises(InvalidValue, match=pattern("application_losses.validated_together")):
         CtrSpec(train="a", valid="b", epochs=2, on_worker_loss="drop")
     for spec in (CtrSpec, WordsSpec):
-        with pytest.raises(InvalidValue, match="add --on-worker-loss reassign"):
+        with pytest.raises(InvalidValue, match=pattern("application_losses.backup_without_leases")):
             spec(slow_workers="backup")
     before = CtrSpec(resume="run", on_worker_loss="reassign")
-    with pytest.raises(InvalidValue, match="was trained without leases"):
+    with pytest.raises(InvalidValue, match=pattern("application_losses.trained_without_leases")):
         CtrApplication(msgspec.structs.replace(before, resume=str(tmp_path))).ledger_before(4)

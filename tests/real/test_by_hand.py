@@ -13,6 +13,7 @@ import torch
 from shoal.apps.why import explain
 from shoal.client.client import Client
 from shoal.tables.spec import Access, TableSpec
+from tests.real.texts import text
 
 pytestmark = pytest.mark.real
 
@@ -64,7 +65,7 @@ def test_a_server_that_alone_has_rows_may_stand_still_for_longer_than_silence(by
         def told():
             found = explain(by_hand.address)["waits"]
             said[:] = [each["reason"] for each in found if each["at"] == "scheduler"]
-            return any("nobody else has w[0:8)" in reason for reason in said)
+            return any(text("by_hand.sole_owner") in reason for reason in said)
 
         until(told, lambda: said)
         server.send_signal(signal.SIGCONT)
@@ -129,7 +130,7 @@ def test_ctrl_c_on_a_worker_ends_that_worker_alone(by_hand, tmp_path, more):
         until(lambda: len(other.view.workers) == 1, lambda: other.view)
         other.advance().wait()
     assert worker.returncode == 128 + signal.SIGINT
-    assert said.splitlines()[-1] == "interrupted: this worker has left the run; the others go on"
+    assert said.splitlines()[-1] == text("by_hand.worker_interrupted")
     assert [process.wait(20) for process in by_hand.started] == [0, 0]
 
 

@@ -19,6 +19,7 @@ from shoal.reports.events import load_run
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
+from tests.real.texts import pattern
 from tests.real.waiting import until
 
 pytestmark = pytest.mark.real
@@ -71,7 +72,7 @@ def test_a_checkpoint_has_dense_and_sparse_tables_and_waits_for_the_workers(tmp_
             client.push("e", torch.ones(2, 2), keys).wait()
             planned = client.checkpoint()
             [at] = planned.folders.values()
-            with pytest.raises(RequestTimeout, match="every worker has finished"):
+            with pytest.raises(RequestTimeout, match=pattern("checkpoint_now.not_in_time")):
                 save(address, "", 0.3)
             for _ in range(planned.clock):
                 client.push("w", torch.ones(8))
@@ -87,9 +88,9 @@ def test_servers_without_a_folder_refuse_and_a_run_that_has_ended_is_named(tmp_p
     with LocalEngine(folder) as engine:
         address = start_cluster(engine, 1, 1)
         with shoal.connect(address) as client:
-            with pytest.raises(Refused, match=r"server-0 has no folder .* --out"):
+            with pytest.raises(Refused, match=pattern("checkpoint_now.no_folder_what_to_do")):
                 client.checkpoint()
-            with pytest.raises(Refused, match="server-0 has no folder"):
+            with pytest.raises(Refused, match=pattern("checkpoint_now.no_folder")):
                 save(address, "", 5.0)
-    with pytest.raises(DataMissing, match="has ended"):
+    with pytest.raises(DataMissing, match=pattern("checkpoint_now.ended")):
         save(str(folder.path), "", 5.0)

@@ -26,6 +26,7 @@ from shoal.runs.plan import tasks_of
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
+from tests.real.texts import pattern, text
 from tests.real.waiting import until
 
 MARKS_ITS_IMPORT = Path(__file__).parent / "scripts" / "marks_its_import.py"
@@ -96,7 +97,7 @@ def test_dropout_and_batch_norm_resume_exactly(tmp_path):
     state.write_bytes(state.read_bytes()[:-3])
     result = CliRunner().invoke(main, ["train", "--resume", str(whole.path), "--resume-at", "20"])
     assert result.exit_code != 0
-    assert f"damaged ({state} is damaged" in " ".join(result.output.split())
+    assert text("checkpoints.damaged_state", state=state) in " ".join(result.output.split())
 
 
 def test_a_damaged_last_checkpoint_is_refused_and_an_older_one_offered(whole, tmp_path):
@@ -107,8 +108,8 @@ def test_a_damaged_last_checkpoint_is_refused_and_an_older_one_offered(whole, tm
     file.write_bytes(file.read_bytes()[:-9])
     result = CliRunner().invoke(main, ["train", "--resume", str(run), "--out", str(tmp_path)])
     assert result.exit_code != 0
-    assert f"checkpoint {END} is damaged" in " ".join(result.output.split())
-    assert "--resume-at 60" in " ".join(result.output.split())
+    assert text("checkpoints.damaged", clock=END) in " ".join(result.output.split())
+    assert text("checkpoints.older_one") in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
@@ -135,11 +136,11 @@ def test_the_end_of_a_run_is_a_checkpoint(tmp_path, caplog, every, cut):
     assert {*before} == {*losses(first)} | {*after}
     assert not {*losses(first)} & {*after}
     assert all(abs(before[key] - loss) < 1e-6 for key, loss in after.items())
-    assert "nothing was left to train" not in caplog.text
+    assert text("checkpoints.nothing_left") not in caplog.text
     again = train("--resume", first.path, "--out", tmp_path)
     assert not losses(again)
     assert again.summary["loss"] == pytest.approx(first.summary["loss"], abs=1e-6)
-    assert "nothing was left to train" in caplog.text
+    assert text("checkpoints.nothing_left") in caplog.text
 
 
 def test_workers_that_wait_for_nobody_go_on_with_their_own_batches(tmp_path):
@@ -162,16 +163,15 @@ def test_a_last_checkpoint_that_cannot_be_written_costs_nothing_else(
     monkeypatch.setattr(Checkpoints, "add", add)
     ended = train("digits", "--epochs", 1, "--checkpoint-every", 500, "--out", tmp_path)
     assert ended.summary["accuracy"] > 0.3
-    assert "the last checkpoint, 13, could not be written" in caplog.text
-    said = "no checkpoint was written: the run was over before the first was due"
-    assert f"{said} (--checkpoint-every 500)" in caplog.text
+    assert text("checkpoints.last_not_written") in caplog.text
+    assert text("checkpoints.none_written") in caplog.text
 
 
 def test_a_run_without_checkpoints_cannot_be_resumed(tmp_path):
     run = train("digits", "--epochs", 1, "--out", tmp_path)
     result = CliRunner().invoke(main, ["train", "--resume", str(run.path)])
     assert result.exit_code != 0
-    assert "no complete checkpoint" in " ".join(result.output.split())
+    assert text("checkpoints.none_complete") in " ".join(result.output.split())
 
 
 def test_an_ssp_checkpoint_has_exactly_the_pushes_before_its_clock(tmp_path):
@@ -207,7 +207,7 @@ def test_a_resumed_run_with_leases_does_the_remaining_batches(tmp_path):
     words = ["train", "--resume", str(without.path), "--on-worker-loss", "reassign"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code != 0
-    assert "was trained without leases" in " ".join(result.output.split())
+    assert text("checkpoints.trained_without_leases") in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
@@ -250,12 +250,12 @@ def test_without_servers_the_end_of_a_run_is_a_checkpoint_as_well(tmp_path):
     again = shoal.train(resume=half.path, epochs=4, out=tmp_path, progress=False)
     assert again.metrics["loss"] == whole.summary["loss"]  # its options are those of that run
     for words, told in (
-        (["--workers", "3"], "has the states of 2 workers"),
-        (["--strategy", "p2p"], "was trained with strategy 'allreduce'"),
-        (["--strategy", "sync"], "'sync' has its own on servers"),
-        (["--optimizer", "sgd"], "cannot be resumed with optimizer sgd"),
-        (["--optimizer-option", "amsgrad=true"], "continue with the optimizer of that run"),
-        (["--model", "cnn"], "or of another model"),
+        (["--workers", "3"], text("checkpoints.fewer_workers")),
+        (["--strategy", "p2p"], text("checkpoints.another_strategy")),
+        (["--strategy", "sync"], text("checkpoints.strategy_with_servers")),
+        (["--optimizer", "sgd"], text("checkpoints.other_optimizer")),
+        (["--optimizer-option", "amsgrad=true"], text("checkpoints.other_optimizer_option")),
+        (["--model", "cnn"], text("checkpoints.another_model")),
     ):
         result = CliRunner().invoke(main, ["train", "--resume", str(half.path), *words])
         assert result.exit_code != 0
@@ -271,7 +271,7 @@ def test_a_strategy_that_is_replaced_is_not_imported(tmp_path):
     [first] = tmp_path.glob("digits-*")
     words = ["--resume", first, "--resume-at", 10, "--out", tmp_path]
     train(*words, "--strategy", "sync")
-    with pytest.raises(InvalidValue, match="has its parameters on servers, and 'allreduce' has"):
+    with pytest.raises(InvalidValue, match=pattern("checkpoints.strategy_without_servers")):
         shoal.train(resume=first, resume_at=10, strategy="allreduce", out=tmp_path)
     assert not (tmp_path / "imported").exists()
     train(*words)
@@ -333,4 +333,4 @@ def test_a_checkpoint_without_the_states_of_workers_is_not_complete(tmp_path):
         state.unlink()
     result = CliRunner().invoke(main, ["train", "--resume", str(whole.path)])
     assert result.exit_code != 0
-    assert "worker-1.safetensors is not there" in " ".join(result.output.split())
+    assert text("checkpoints.state_of_a_worker_missing") in " ".join(result.output.split())

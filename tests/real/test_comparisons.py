@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 import shoal
 from shoal.cli import main
+from tests.real.texts import text
 from tests.real.waiting import until
 
 pytestmark = pytest.mark.real
@@ -79,10 +80,10 @@ def test_the_page_opens_without_a_network_and_without_an_error(compared, size):
 @pytest.mark.xdist_group("comparisons")
 def test_an_error_of_the_page_would_be_seen(compared, tmp_path):
     """The guard of the test above: a script that fails, and one from elsewhere."""
-    text = Path(compared["report"]).read_text()
+    source = Path(compared["report"]).read_text()
     for planted in ("<script>absent()</script>", '<script src="http://127.0.0.1:9/a.js"></script>'):
         page = tmp_path / "planted.html"
-        page.write_text(text.replace("</main>", f"</main>{planted}"))
+        page.write_text(source.replace("</main>", f"</main>{planted}"))
         assert browse(page, "800,600")[1]
 
 
@@ -101,8 +102,8 @@ def test_an_interrupted_comparison_says_how_to_go_on(tmp_path):
     _, told = running.communicate(timeout=60)
     assert running.returncode == 130
     (folder,) = tmp_path.iterdir()
-    assert "every process of the run has been ended" in told
-    assert f"shoal compare --resume {folder}" in " ".join(told.split())
+    assert text("comparisons.interrupted") in told
+    assert text("comparisons.go_on", folder=folder) in " ".join(told.split())
     result = CliRunner().invoke(main, ["compare", "--resume", str(folder), "--json"])
     assert result.exit_code == 0, result.output
     table = json.loads(result.stdout.splitlines()[-1])["table"]
@@ -124,7 +125,7 @@ def test_an_interrupted_simulated_comparison_ends_its_processes(tmp_path):
     _, told = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "Traceback" not in told
-    assert "shoal compare --resume" in " ".join(told.split())
+    assert text("comparisons.go_on", folder="") in " ".join(told.split())
     with pytest.raises(ProcessLookupError):  # nothing of it is left
         os.killpg(running.pid, 0)
 
@@ -162,10 +163,10 @@ def test_runs_of_an_application_are_compared(tmp_path, words, figures):
 
 def test_a_cell_of_an_application_that_is_wrong_makes_no_folder(tmp_path):
     for words, told in (
-        ("ctr --strategy asgd,easgd", "cell 'strategy=easgd': strategy: invalid enum value"),
-        ("ctr nothere.csv", "nothere.csv: cannot be read"),
-        ("ctr --lr 0.1,no", "cell 'lr=no': lr: expected `float`"),
-        ("word2vec --dim 0", "cell 'word2vec': dim: expected `int` >= 1"),
+        ("ctr --strategy asgd,easgd", text("comparisons.cell_wrong_strategy")),
+        ("ctr nothere.csv", text("comparisons.no_file")),
+        ("ctr --lr 0.1,no", text("comparisons.cell_wrong_lr")),
+        ("word2vec --dim 0", text("comparisons.cell_wrong_size")),
     ):
         result = CliRunner().invoke(main, ["compare", *words.split(), "--out", str(tmp_path)])
         assert result.exit_code != 0

@@ -14,10 +14,11 @@ from shoal.client.context import Context
 from shoal.errors import UsageError
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import TableSpec
+from tests.real.texts import text
 
 pytestmark = pytest.mark.real
 
-REFUSED = "a fork of worker-0 (process "
+FORK = text("forks.fork", process=os.getpid())
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -74,7 +75,6 @@ def test_a_script_by_itself_keeps_its_servers_when_a_fork_ends(tmp_path):
 def test_what_a_fork_asks_for_is_refused_and_nothing_is_lost(cluster):
     _, [client] = cluster(2)
     client.create_table(TableSpec("w", 4, merge="sum"))
-    refused = f"this process is {REFUSED}{os.getpid()})"
     calls = (
         lambda: client.push("w", torch.ones(4)).wait(),
         lambda: client.pull("w").wait(),
@@ -85,9 +85,9 @@ def test_what_a_fork_asks_for_is_refused_and_nothing_is_lost(cluster):
     )
     for call in calls:
         under_way = [client.push("w", torch.ones(4)) for _ in range(50)]
-        assert in_fork(call).startswith(refused)
+        assert in_fork(call).startswith(FORK)
         told = in_fork(under_way[-1].wait)
-        assert told == "" or told.startswith(refused)  # it may be done
+        assert told == "" or told.startswith(FORK)  # it may be done
         for leave in (client.close, partial(client.abort, "no"), partial(client.fail, OSError())):
             assert in_fork(leave) == ""
         for each in under_way:
@@ -101,13 +101,13 @@ def test_a_fork_may_leave_alone_what_other_threads_do(cluster):
     client.create_table(TableSpec("w", 4))
     with client._driver.own():
         told = in_fork(lambda: client.pull("w").wait())
-    assert REFUSED in told
+    assert FORK in told
 
 
 def test_a_fork_has_no_run_of_its_own(cluster):
     _, [client] = cluster()
     context = Context(0, 1, client)
-    assert REFUSED in in_fork(client.check_process)
+    assert FORK in in_fork(client.check_process)
     client.check_process()
     assert in_fork(context.close) == ""
     assert not client.closed

@@ -30,6 +30,7 @@ from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import asp, bsp
 from shoal.tables.sparse.optimizers import row_methods
 from shoal.tables.spec import Access, TableSpec
+from tests.real.texts import pattern, text
 from tests.real.waiting import until
 
 pytestmark = pytest.mark.real
@@ -86,20 +87,20 @@ def test_each_group_has_clocks_and_tables_of_its_own(run):
 def test_a_group_may_not_push_to_anothers_synchronous_table(run):
     _, folder, first = run
     with shoal.connect(str(folder.path), group="eval") as guest:
-        with pytest.raises(InvalidValue, match="'/w' is bsp and goes by the clocks of the first"):
+        with pytest.raises(InvalidValue, match=pattern("groups.synchronous_table_of_another")):
             push(guest, "/w").wait()
-        with pytest.raises(InvalidValue, match=r"no table 'w' in this run \(known: /w\)"):
+        with pytest.raises(InvalidValue, match=pattern("groups.table_unknown")):
             guest.blocking.pull("w")
-        with pytest.raises(Refused, match="table 'w' exists with another specification"):
+        with pytest.raises(Refused, match=pattern("groups.another_specification")):
             guest.create_table(TableSpec("/w", ROWS + 1))
-        with pytest.raises(ClusterFull, match="group 'eval' has 1 workers and all"):
+        with pytest.raises(ClusterFull, match=pattern("groups.full")):
             shoal.connect(str(folder.path), group="eval")
         first.advance().wait()
-    with pytest.raises(InvalidValue, match="letters, digits"):
+    with pytest.raises(InvalidValue, match=pattern("groups.name_wrong")):
         shoal.connect(str(folder.path), group="a/b")
-    with pytest.raises(InvalidValue, match="group_size is at least 1"):
+    with pytest.raises(InvalidValue, match=pattern("groups.size_wrong")):
         shoal.connect(str(folder.path), group="a", group_size=0)
-    with pytest.raises(DataMissing, match="there is no folder"):
+    with pytest.raises(DataMissing, match=pattern("groups.no_folder")):
         shoal.connect(str(folder.path / "absent"), group="eval")
 
 
@@ -136,7 +137,7 @@ def test_a_group_begins_when_all_its_workers_have_joined(run):
     one, other = sorted(joined, key=lambda client: client.rank)
     try:
         assert [(c.rank, c.world_size) for c in (one, other)] == [(0, 2), (1, 2)]
-        with pytest.raises(JoinRefused, match="is of 2 workers, and not of 3"):
+        with pytest.raises(JoinRefused, match=pattern("groups.another_size")):
             shoal.connect(str(folder.path), group="pair", group_size=3)
         sums = [torch.ones(4), torch.ones(4)]
         futures = [c.all_reduce(each) for c, each in zip((one, other), sums, strict=True)]
@@ -147,7 +148,7 @@ def test_a_group_begins_when_all_its_workers_have_joined(run):
         other.create_table(table("w"))
         push(one, "w")
         one.advance().wait()
-        with pytest.raises(SyncTimeout, match=r"waits for clock 1 of pair/worker-1 \(at 0\)"):
+        with pytest.raises(SyncTimeout, match=pattern("groups.waits_in_the_group")):
             one.blocking.pull("w", timeout_s=0.3)
         found = explain(str(folder.path))
         assert "pair/worker-1" in found["workers"]
@@ -255,14 +256,15 @@ def test_a_script_joins_as_a_group(run):
         [*command, "--group", "a b", SCRIPT], capture_output=True, text=True, timeout=60
     )
     assert wrong.returncode == 2
-    assert "letters, digits" in wrong.stderr
+    assert text("groups.name_wrong") in wrong.stderr
 
 
 def test_an_error_in_the_first_group_ends_the_run(run):
     _, folder, first = run
     guest = shoal.connect(str(folder.path), group="eval")
-    first.abort("it is enough")
-    with pytest.raises(RunAborted, match="it is enough"):
+    why = "it is enough"
+    first.abort(why)
+    with pytest.raises(RunAborted, match=why):
         until(lambda: guest.blocking.pull("/w") is None, "the end has not reached the guest")
     guest.close()
 
@@ -290,7 +292,7 @@ def test_two_groups_train_one_model(run):
         params = shoal.pytorch.FlatParams(theirs.parameters())
         params.pull(guest)
         assert torch.equal(mine.weight, theirs.weight)
-        with pytest.raises(InvalidValue, match="do not fit"):
+        with pytest.raises(InvalidValue, match=pattern("groups.parameters_do_not_fit")):
             shoal.pytorch.FlatParams(torch.nn.Linear(30, 1).parameters()).pull(guest)
 
 
@@ -298,7 +300,7 @@ def test_a_table_that_servers_cannot_open_is_refused_and_ends_nobody(run):
     _, folder, first = run
     row_methods.add("known_here", row_methods["sum"], again=True)
     with shoal.connect(str(folder.path), group="eval") as guest:
-        with pytest.raises(Refused, match="unknown access method of sparse tables 'known_here'"):
+        with pytest.raises(Refused, match=pattern("groups.unknown_method")):
             guest.create_table(TableSpec("w", kind="sparse", access=Access("known_here")))
         guest.create_table(TableSpec("w", kind="sparse", access=Access("sum")))
         assert guest.blocking.pull("w", keys=[1]).tolist() == [0.0]
@@ -312,9 +314,9 @@ def test_long_table_names_are_accepted_up_to_their_limit(run):
     first.create_table(table("n" * 200))
     with shoal.connect(str(folder.path), group="eval") as guest:
         assert guest.blocking.pull("/" + "n" * 200).tolist() == [0.0] * ROWS
-        with pytest.raises(InvalidValue, match="1 to 200 characters"):
+        with pytest.raises(InvalidValue, match=pattern("groups.table_name_too_long")):
             guest.create_table(table("m" * 199))
-        with pytest.raises(InvalidValue, match="servers enter barriers of the first group only"):
+        with pytest.raises(InvalidValue, match=pattern("groups.barrier_with_servers")):
             guest.barrier("all", ("workers", "servers"))
-    with pytest.raises(InvalidValue, match="group 'eval' joins a run"):
+    with pytest.raises(InvalidValue, match=pattern("groups.starts_no_run")):
         shoal.init(group="eval")

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import shoal
 from shoal.cli import main
+from tests.real.texts import text
 
 pytestmark = pytest.mark.real
 
@@ -47,9 +48,9 @@ def report(run: Path, *words: str) -> str:
 def test_a_run_of_a_script_has_its_figures_everywhere(folder):
     done = shoal_run(folder, "script.py", "--lr", "0.1")
     assert done.returncode == 0, done.stderr
-    assert "10.00 -> 1.000" in done.stderr
+    assert text("logging.course") in done.stderr
     run = run_in(folder)
-    assert f"shoal report {run.path.relative_to(folder)}" in done.stderr
+    assert text("logging.figures", run=run.path.relative_to(folder)) in done.stderr
     assert run.logged[1]["loss"] == [10.0 / (1 + step) + 1 for step in range(10)]
     assert run.logged[0]["step"] == list(range(10))
     assert run.summary["logged"]["loss"]["last"] == 1.0
@@ -79,14 +80,14 @@ def test_nothing_is_lost_where_a_worker_fails_or_is_killed(how, folder):
     run = run_in(folder)
     assert run.summary == {}
     assert run.logged[1]["step"] == list(range(7))
-    assert "This run has not ended" in json.loads(report(run.path, "--json"))["warnings"][0]
+    assert text("logging.not_ended") in json.loads(report(run.path, "--json"))["warnings"][0]
 
 
 def test_plain_python_makes_a_folder_for_it(folder):
     done = called(folder, sys.executable, "script.py", "leave")
     assert done.returncode == 0, done.stderr
     run = run_in(folder)
-    assert f"shoal.log writes to {run.path}" in done.stderr
+    assert text("logging.written_to", folder=run.path) in done.stderr
     assert run.logged[0]["loss"][-1] == 1.0
     assert json.loads(report(run.path, "--json"))["warnings"] == []
 
@@ -108,11 +109,11 @@ def test_a_script_that_records_nothing_leaves_no_folder_and_its_run_says_so(fold
     run = run_in(folder)
     assert (run.logged, run.summary["logged"]) == ({}, {})
     warnings = json.loads(report(run.path, "--json"))["warnings"]
-    assert warnings == ["It has recorded no figures: call shoal.log in the script."]
+    assert warnings == [text("logging.no_figures")]
 
 
 def test_shoal_train_says_who_resumes_the_run_of_a_script(folder):
     assert shoal_run(folder, "script.py").returncode == 0
     done = CliRunner().invoke(main, ["train", "--resume", str(run_in(folder).path)])
     assert done.exit_code == 2
-    assert "which resumes it: shoal run --resume" in done.output
+    assert text("logging.resumed_by") in done.output

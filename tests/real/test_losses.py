@@ -13,6 +13,7 @@ from shoal.runs.options import RunOptions
 from shoal.runs.run import run_here
 from shoal.tables.spec import Access, TableSpec
 from tests.real.test_by_hand import by_hand, until  # noqa: F401 - a fixture
+from tests.real.texts import pattern
 
 pytestmark = pytest.mark.real
 
@@ -38,9 +39,10 @@ def run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("leaves", "told"),
     [
-        ("vanishes", "worker-1 ended with status 0 before its work was done"),
-        ("stopped", "worker-1 was declared dead .not heard of for 3"),
+        ("vanishes", pattern("losses.vanished")),
+        ("stopped", pattern("losses.stopped")),
     ],
+    ids=LEAVES,
 )
 def test_a_run_stops_when_a_worker_is_gone_without_a_word(run, leaves, told):
     """The command ended with status 0, and half of the data was not done."""

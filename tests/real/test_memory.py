@@ -16,6 +16,7 @@ from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
 from shoal.tables.consistency import asp, bsp
 from shoal.tables.spec import Access, TableSpec
+from tests.real.texts import pattern, text
 
 pytestmark = pytest.mark.real
 
@@ -42,17 +43,17 @@ def test_tables_that_no_server_has_memory_for_are_refused_and_nothing_else_is_af
     client.create_table(TableSpec("w", 1000, access=Access("sum")))
     bounds = TableSpec("bounds", 1)
     for what, made in {
-        "9223372036854775808 rows": lambda: TableSpec("killer", 1 << 63),
-        "bytes in a row": lambda: TableSpec("killer", 1 << 40, (1 << 40,)),
+        pattern("memory.too_many_rows"): lambda: TableSpec("killer", 1 << 63),
+        pattern("memory.row_too_large"): lambda: TableSpec("killer", 1 << 40, (1 << 40,)),
     }.items():
         with pytest.raises(InvalidValue, match=what):
             made()
-    with pytest.raises(Refused, match=r"rows of 3.6 TiB.* together have 7.6 MiB .*--memory"):
+    with pytest.raises(Refused, match=pattern("memory.too_large_for_all")):
         client.create_table(TableSpec("killer", 10**12))
     # smaller than both servers' memory together, and larger than one's
-    with pytest.raises(Refused, match=r"server-\d: table 'large' needs .* MiB here.* --memory"):
+    with pytest.raises(Refused, match=pattern("memory.too_large_for_one")):
         client.create_table(TableSpec("large", 1_500_000, access=Access("sum")))
-    with pytest.raises(Refused, match="'bounded' needs"):
+    with pytest.raises(Refused, match=pattern("memory.bounded_too_large")):
         client.create_table(TableSpec("bounded", kind="sparse", row_shape=(8,), max_rows=1 << 20))
     client.create_table(bounds)
     for _ in range(3):
@@ -82,8 +83,8 @@ def test_a_sparse_table_grows_until_it_is_refused_and_its_old_keys_train_on(run,
         except Refused as error:
             refused = error
     told = str(refused)
-    assert "table 'e' has " in told
-    assert "Bound the table with max_rows, add servers, or give them more with --memory" in told
+    assert text("memory.table_full") in told
+    assert text("memory.table_full_what_to_do") in told
     assert pushed >= 10 * STEP
     for first in (0, STEP, pushed - STEP):
         push(first)
@@ -115,7 +116,5 @@ def test_a_size_that_is_none_is_refused_before_anything_starts(words, tmp_path, 
     script = ["script.py"] if words == "run" else []
     result = CliRunner().invoke(main, [*words.split(), "--memory", "lots", *script])
     assert result.exit_code == 2, result.output
-    assert "--memory: a size is a number of bytes such as 4GiB or 500M" in " ".join(
-        result.output.split()
-    )
+    assert text("memory.no_size") in " ".join(result.output.split())
     assert not (tmp_path / "shoal-runs").exists()

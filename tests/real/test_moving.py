@@ -23,6 +23,7 @@ from shoal.reports.events import read_events
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import Access, TableSpec
+from tests.real.texts import text
 from tests.real.waiting import until
 from tests.transport.rigs import free_port
 
@@ -109,7 +110,7 @@ def test_a_server_with_an_immovable_table_does_not_leave(tmp_path):
             client.push("b", torch.ones(50), keys).wait()
             os.kill(engine.pid("server-0"), signal.SIGTERM)
             log = engine.folder.log("server-0")
-            until(lambda: "cannot leave: table 'b' is custom" in log.read_text(), "its log")
+            until(lambda: text("moving.cannot_leave") in log.read_text(), "its log")
             values, _ = client.pull("b", keys).wait()
             assert values.tolist() == [1.0] * 50
         engine.finish()
@@ -191,13 +192,13 @@ def test_chaos_needs_replicas(tmp_path):
         main, ["chaos", "digits", "--replicas", "1", "--out", str(tmp_path)]
     )
     assert result.exit_code != 0
-    assert "--replicas 2" in result.output
+    assert text("moving.needs_replicas") in result.output
 
 
 def test_a_fault_that_is_not_in_the_schedule_is_named(tmp_path):
     result = CliRunner().invoke(main, ["chaos", "--faults", "kill-cat", "--out", str(tmp_path)])
     assert result.exit_code != 0
-    assert "unknown fault 'kill-cat'" in result.output
+    assert text("moving.unknown_fault") in result.output
 
 
 def test_a_server_that_is_killed_before_all_have_joined_is_started_again(tmp_path):
@@ -208,7 +209,7 @@ def test_a_server_that_is_killed_before_all_have_joined_is_started_again(tmp_pat
 
         def only_the_worker_is_missing():
             reasons = [wait["reason"] for wait in explain(address)["waits"]]
-            return reasons == ["waits for 1 of 1 workers (worker-0)"]
+            return reasons == [text("moving.worker_missing")]
 
         until(only_the_worker_is_missing, "both servers have joined")
         os.kill(engine.pid("server-0"), signal.SIGKILL)
@@ -233,7 +234,9 @@ def test_a_process_exit_over_tcp_is_noticed_at_once(tmp_path):
             until(lambda: engine.exits(0.01), "the engine sees it")
             until(lambda: len(client.view.servers) == 1, "the others are told")
     lost = [each for each in read_events(folder.events) if each["kind"] == "lost"]
-    assert [(each["name"], each["how"]) for each in lost] == [("server-1", "its process has ended")]
+    assert [(each["name"], each["how"]) for each in lost] == [
+        ("server-1", text("moving.process_ended"))
+    ]
 
 
 def test_all_replicas_of_some_rows_are_killed_and_the_job_is_resumed(tmp_path):
@@ -241,5 +244,5 @@ def test_all_replicas_of_some_rows_are_killed_and_the_job_is_resumed(tmp_path):
     result = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])
-    assert "with the last replica of" in report["range_lost"]
+    assert text("moving.rows_lost") in report["range_lost"]
     assert abs(report["accuracy"] - report["accuracy_undisturbed"]) < 0.005

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.texts import text
+
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("optim_db")]  # they share runs
 
 SCRIPT = Path(__file__).parent / "scripts" / "optim_db.py"
@@ -39,7 +41,7 @@ def test_every_setting_agrees_under_allreduce(found):
     for name, options, results in found:
         told = results["allreduce"]
         if name == "SparseAdam":
-            assert "shoal.nn.Embedding" in told
+            assert text("optim_db.sparse") in told
         else:
             assert isinstance(told, float), (name, options, told)
             assert told <= 1e-6, (name, options)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.texts import text
+
 pytestmark = pytest.mark.real
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "halving.py")
@@ -45,19 +47,19 @@ def test_servers_do_not_import_a_script_whose_tables_they_know(run):
 def test_a_script_without_a_guard_is_refused_and_starts_no_cluster(run, tmp_path):
     done, _ = run("unguarded")
     assert done.returncode != 0
-    assert "halving.py calls shoal.init() at its top level" in done.stderr
-    assert 'put the call under `if __name__ == "__main__":`' in done.stderr
+    assert text("own_code.no_guard") in done.stderr
+    assert text("own_code.guard_it") in done.stderr
     assert len(list(tmp_path.glob("shoal-runs/*"))) == 1
 
 
 def test_importing_a_script_without_a_guard_starts_nothing(run, tmp_path):
     done, _ = run("unguarded", options=["--import", SCRIPT])
     assert done.returncode == 2
-    assert "calls shoal.init() at its top level" in done.stderr
+    assert text("own_code.no_guard") in done.stderr
     assert not (tmp_path / "shoal-runs").exists()
 
 
 def test_what_only_workers_register_is_unknown_to_servers(run):
     done, _ = run("late")
     assert done.returncode != 0
-    assert "unknown access method of sparse tables 'halving'" in done.stderr
+    assert text("own_code.unknown_method") in done.stderr

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.texts import text
+
 pytestmark = pytest.mark.real
 SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def typed(text, folder):
+def typed(code, folder):
     """Python's, of code that it reads from standard input."""
     command = [sys.executable, "-"]
     return subprocess.run(
-        command, input=text, capture_output=True, text=True, timeout=60, cwd=folder, check=False
+        command, input=code, capture_output=True, text=True, timeout=60, cwd=folder, check=False
     )
 
 
@@ -23,16 +25,16 @@ def typed(text, folder):
     ("example", "name"), [("own_method", "fading"), ("own_handler", "baskets")]
 )
 def test_a_function_that_was_typed_is_refused_with_what_to_do(example, name, tmp_path):
-    text = (EXAMPLES / f"{example}.py").read_text()
-    refused = typed(text, tmp_path)
+    code = (EXAMPLES / f"{example}.py").read_text()
+    refused = typed(code, tmp_path)
     assert refused.returncode == 1
     last = refused.stderr.splitlines()[-1]
-    assert f"NotImportable: '{name}' was defined at a prompt, in a notebook or on" in last
-    assert "shoal.init(imports=['THAT_FILE.py'])" in last
-    there = text.replace(
+    assert text("prompt.typed", name=name) in last
+    assert text("prompt.give_imports") in last
+    there = code.replace(
         "shoal.init()", f"shoal.init(imports=[{str(EXAMPLES / example)!r} + '.py'])"
     )
-    assert there != text
+    assert there != code
     done = typed(there, tmp_path)
     assert done.returncode == 0, done.stderr
 

@@ -10,6 +10,7 @@ from shoal.cli import main
 from shoal.engines import local
 from shoal.errors import NotImportable
 from shoal.runs.job import JobSpec
+from tests.real.texts import pattern, text
 
 pytestmark = pytest.mark.real  # it would start processes, were it not refused
 
@@ -36,42 +37,42 @@ def refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("train digits --optimizer adamm", "optimizer: unknown access method 'adamm'"),
-        ("train digits --optimizer-option beta1=2", "beta1=2 is out of range"),
-        ("train digits --optimizer-option momentum=1", "unknown option of adam 'momentum'"),
-        ("train csv:absent.csv", "no such CSV file"),
+        ("train digits --optimizer adamm", text("refused.unknown_method")),
+        ("train digits --optimizer-option beta1=2", text("refused.option_out_of_range")),
+        ("train digits --optimizer-option momentum=1", text("refused.option_unknown")),
+        ("train csv:absent.csv", text("refused.no_csv")),
         ("train csv:words.csv", "words.csv"),
-        ("train digits --replicas 3", "--replicas 3 needs at least 3 servers (got 1)"),
+        ("train digits --replicas 3", text("refused.replicas", replicas=3, servers=1)),
         ("train digits --servers 0", "--servers 0"),
-        ("train digits --model resnet", "unknown model 'resnet'"),
-        ("train digits --model shoal.nothing:f", "cannot import 'shoal.nothing'"),
-        ("train digits --init absent.safetensors", "no initial weights at absent.safetensors"),
-        ("train digits --init words.csv", "words.csv does not fit the model"),
-        ("train dogits", "unknown dataset 'dogits'"),
-        ("train digits --strategy sink", "unknown strategy 'sink'"),
+        ("train digits --model resnet", text("refused.unknown_model")),
+        ("train digits --model shoal.nothing:f", text("refused.no_module")),
+        ("train digits --init absent.safetensors", text("refused.initial_weights_missing")),
+        ("train digits --init words.csv", text("refused.initial_weights_do_not_fit")),
+        ("train dogits", text("refused.unknown_dataset")),
+        ("train digits --strategy sink", text("refused.unknown_strategy")),
         ("train digits --assignment odd", "odd"),
-        ("train digits --strategy p2p --checkpoint-every-s 5", "use --checkpoint-every"),
-        ("train digits --resume .", "is not the folder of a run"),
-        ("train digits --workers 0", "'--workers': 0 is not in the range 1<=x<=1024"),
-        ("run --resume . script.py", "no complete checkpoint"),
-        ("run --replicas 2 script.py", "--replicas 2 needs at least 2 servers (got 1)"),
-        ("run --import absent.py script.py", "no file"),
-        ("train ctr absent.libsvm", "absent.libsvm: cannot be read"),
+        ("train digits --strategy p2p --checkpoint-every-s 5", text("refused.timed_checkpoints")),
+        ("train digits --resume .", text("refused.no_run")),
+        ("train digits --workers 0", text("refused.no_workers")),
+        ("run --resume . script.py", text("refused.no_checkpoint")),
+        ("run --replicas 2 script.py", text("refused.replicas", replicas=2, servers=1)),
+        ("run --import absent.py script.py", text("refused.no_import")),
+        ("train ctr absent.libsvm", text("refused.ctr_rows_unreadable")),
         ("train ctr words.csv", "words.csv"),
-        ("train ctr words.csv --format libsvm", "words.csv: line 1"),
+        ("train ctr words.csv --format libsvm", text("refused.libsvm_line_wrong")),
         ("train ctr cut.gz", "cut.gz"),
-        ("train ctr --test absent.libsvm", "absent.libsvm: cannot be read"),
-        ("train ctr --init .", "has no shards"),
-        ("train ctr --resume .", "is not the folder of a run"),
-        ("train word2vec absent.txt", "no text at absent.txt"),
-        ("train word2vec cut.gz", "cut.gz: at byte 12: the file ends inside its gzip data"),
-        ("train word2vec --analogies words.csv", "words.csv, line 1: expected four words"),
-        ("train word2vec --similarities words.csv", "words.csv, line 2"),
-        ("predict . words.csv", "is not the folder of a run"),
-        ("chaos digits --replicas 1", "add --replicas 2"),
-        ("chaos digits --replicas 9", "--replicas 9 needs at least 9 servers (got 3)"),
+        ("train ctr --test absent.libsvm", text("refused.ctr_rows_unreadable")),
+        ("train ctr --init .", text("refused.initial_rows_missing")),
+        ("train ctr --resume .", text("refused.no_run")),
+        ("train word2vec absent.txt", text("refused.no_text")),
+        ("train word2vec cut.gz", text("refused.gzip_cut")),
+        ("train word2vec --analogies words.csv", text("refused.questions_wrong")),
+        ("train word2vec --similarities words.csv", text("refused.similarities_wrong")),
+        ("predict . words.csv", text("refused.no_run")),
+        ("chaos digits --replicas 1", text("refused.chaos_without_replicas")),
+        ("chaos digits --replicas 9", text("refused.replicas", replicas=9, servers=3)),
     ],
-    ids=lambda text: text if " " in text else "",
+    ids=lambda each: each if " " in each else "",
 )  # fmt: skip
 def test_what_is_wrong_is_named(words, told, refused, tmp_path):
     (tmp_path / "words.csv").write_text("a,b\nc,d\ne,f\n")
@@ -84,5 +85,5 @@ def test_a_users_function_is_imported_but_only_workers_call_it(tmp_path):
     (tmp_path / "called.py").write_text("def make(): raise AssertionError('called')\n")
     check_inputs(JobSpec(model=f"{tmp_path}/called.py:make"), [])
     check_inputs(JobSpec(data=f"{tmp_path}/called.py:make"), [])
-    with pytest.raises(NotImportable, match="no 'absent'"):
+    with pytest.raises(NotImportable, match=pattern("refused.no_member")):
         check_inputs(JobSpec(model=f"{tmp_path}/called.py:absent"), [])

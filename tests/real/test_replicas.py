@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.texts import text
+
 pytestmark = pytest.mark.real
 
 SCRIPT = Path(__file__).parent / "scripts" / "acknowledged.py"
@@ -55,12 +57,15 @@ def test_every_acknowledged_push_is_applied_once_under_a_death(kind, rule, victi
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["train", "digits", "--replicas", "2"], "--replicas 2 needs at least 2 servers (got 1)"),
+        (
+            ["train", "digits", "--replicas", "2"],
+            text("replicas.too_few_servers", replicas=2, servers=1),
+        ),
         (
             ["train", "word2vec", "--replicas", "3", "--servers", "2"],
-            "--replicas 3 needs at least 3 servers (got 2)",
+            text("replicas.too_few_servers", replicas=3, servers=2),
         ),
-        (["bench", "sparse", "--replicas", "2"], "are measured by `shoal bench dense`"),
+        (["bench", "sparse", "--replicas", "2"], text("replicas.measured_elsewhere")),
     ],
 )
 def test_impossible_replica_counts_are_refused(words, says, tmp_path):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.texts import text
+
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("resume")]  # they share a run
 
 STEPS, AT = 24, 10
@@ -64,8 +66,8 @@ def test_a_cluster_started_by_hand_resumes_bitwise(whole, tmp_path):
     folder, read = whole
     roles = ["--resume", folder, "--resume-at", AT]
     _, refused = by_hand(tmp_path, roles, [])
-    assert "has fragment_rows 4000 and in" in refused
-    assert "6000; declare it with fragment_rows=6000, or start the scheduler with" in refused
+    assert text("resume.fragments_differ") in refused
+    assert text("resume.fragments_what_to_do") in refused
     again, errors = by_hand(tmp_path, roles, roles)
     assert again, errors
     assert json.loads(again) == after(AT, read)

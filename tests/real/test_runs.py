@@ -18,6 +18,7 @@ import shoal
 from shoal.cli import main
 from shoal.errors import DataMissing
 from shoal.runs.resume import resumed_at
+from tests.real.texts import text
 from tests.transport.rigs import free_port
 
 SHOAL = [sys.executable, "-m", "shoal"]
@@ -100,8 +101,8 @@ def test_a_killed_process_is_named_and_nothing_stays(victim, tmp_path):
     assert victim in errors
     assert "SIGKILL" in errors
     if victim == "server-1":
-        assert "with the last replica of" in errors
-        assert "with --replicas 2 a run survives the loss of a server" in errors
+        assert text("runs.rows_lost") in errors
+        assert text("runs.add_replicas") in errors
     _assert_nothing_left(run.pid)
 
 
@@ -178,11 +179,11 @@ def test_a_scheduler_whose_disk_is_full_waits_for_room(tmp_path):
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         answer, errors = run.communicate(timeout=60)
     assert run.returncode == 0, errors
-    assert "has failed" not in errors
+    assert text("runs.failed") not in errors
     summary = json.loads(answer.splitlines()[-1])
     assert summary["lost"] == []
     assert summary["accuracy"] >= 0.9
-    assert "there is room in" in (folder / "logs" / "scheduler.log").read_text()
+    assert text("runs.disk_has_room") in (folder / "logs" / "scheduler.log").read_text()
     _assert_nothing_left(run.pid)
 
 
@@ -192,16 +193,16 @@ def test_a_run_ends_when_the_last_replica_of_rows_dies(tmp_path):
             os.kill(_pid_in_training(tmp_path, name, run), signal.SIGKILL)
         _, errors = run.communicate(timeout=30)
     assert run.returncode != 0
-    assert "with the last replica of params.float32[0:" in errors
+    assert text("runs.all_rows_lost") in errors
     _assert_nothing_left(run.pid)
 
 
 @pytest.mark.parametrize(
     ("words", "victim", "told"),
     [
-        ("--servers 2", "server-1", "with the last replica of params.float32["),
-        ("--strategy allreduce", "worker-1", "worker-1 was killed by SIGKILL"),
-        ("--strategy p2p", "worker-0", "worker-0 was killed by SIGKILL"),
+        ("--servers 2", "server-1", text("runs.some_rows_lost")),
+        ("--strategy allreduce", "worker-1", text("runs.killed", name="worker-1")),
+        ("--strategy p2p", "worker-0", text("runs.killed", name="worker-0")),
     ],
 )
 def test_a_run_without_replicas_resumes_from_its_last_checkpoint(tmp_path, words, victim, told):
@@ -217,7 +218,7 @@ def test_a_run_without_replicas_resumes_from_its_last_checkpoint(tmp_path, words
         _, errors = run.communicate(timeout=30)
     assert run.returncode != 0
     assert told in errors
-    how = errors.split("resume from the last checkpoint: shoal ")[1].split("\n")[0].split()
+    how = errors.split(text("runs.resume_with"))[1].split("\n")[0].split()
     done = command(*how, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["accuracy"] >= 0.9
@@ -237,8 +238,7 @@ def test_ctrl_c_and_sigterm_clean_up(ends, tmp_path):
         os.kill(run.pid, ends)
         _, errors = run.communicate(timeout=20)
     assert run.returncode == 128 + ends
-    said = "interrupted: every process of the run has been ended; resume from the last checkpoint"
-    assert said in errors
+    assert text("runs.interrupted") in errors
     _assert_nothing_left(run.pid)
 
 
@@ -266,13 +266,15 @@ def _assert_nothing_left(parent: int) -> None:
 def test_invalid_input_is_refused_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cases = {
-        ("train", "digit"): "did you mean 'digits'",
-        ("train", "digits", "--strategy", "sinc"): "unknown strategy 'sinc' (known:",
+        ("train", "digit"): text("runs.closest_dataset"),
+        ("train", "digits", "--strategy", "sinc"): text("runs.unknown_strategy"),
         ("train", "digits", "--workers", "0"): "workers",
-        ("train", "digits", "--staleness", "2"): "staleness belongs to strategy",
-        ("train", "digits", "--optimizer", "adamm"): "did you mean 'adam'",
-        ("train", "digits", "--redundancy", "2"): "cannot use redundancy",
-        ("train", "digits", "--on-worker-loss", "reassign", "--assignment", "noniid"): "whose data",
+        ("train", "digits", "--staleness", "2"): text("runs.staleness"),
+        ("train", "digits", "--optimizer", "adamm"): text("runs.closest_method"),
+        ("train", "digits", "--redundancy", "2"): text("runs.redundancy"),
+        ("train", "digits", "--on-worker-loss", "reassign", "--assignment", "noniid"): text(
+            "runs.whose_data"
+        ),
         (
             "train",
             "digits",
@@ -280,21 +282,23 @@ def test_invalid_input_is_refused_with_what_to_do(tmp_path, monkeypatch):
             "drop",
             "--strategy",
             "allreduce",
-        ): "on_worker_loss can be 'stop', not 'drop'",
+        ): text("runs.losses_kept"),
         ("train", "digits", "--optimizer-option", "momentun=1"): "momentun",
-        ("train", "nowhere.toml"): "no job file at nowhere.toml",
+        ("train", "nowhere.toml"): text("runs.no_job_file"),
         ("train", "digits", "--model", "nn:nothing"): "nn",
         ("train", "csv:absent.csv"): "absent.csv",
-        ("scheduler", "--listen", "tcp://0.0.0.0:0", "--workers", "1", "--servers", "1"): "token",
-        ("server", "--scheduler", "nonsense"): "tcp://HOST:PORT",
-        ("train", "digits", "--global-batch-size", "33"): "cannot be divided",
-        ("train", "digits", "--out", "/proc/nowhere"): "name another with --out",
+        ("scheduler", "--listen", "tcp://0.0.0.0:0", "--workers", "1", "--servers", "1"): text(
+            "runs.token_missing"
+        ),
+        ("server", "--scheduler", "nonsense"): text("runs.not_an_address"),
+        ("train", "digits", "--global-batch-size", "33"): text("runs.batch_not_divisible"),
+        ("train", "digits", "--out", "/proc/nowhere"): text("runs.out_not_writable"),
     }
-    cases["train", "wine"] = "unknown dataset 'wine' (known: cifar10"
-    for words, text in cases.items():
+    cases["train", "wine"] = text("runs.unknown_dataset")
+    for words, told in cases.items():
         done = CliRunner().invoke(main, words)
         assert done.exit_code != 0, words
-        assert text in done.stderr, (words, done.stderr)
+        assert told in done.stderr, (words, done.stderr)
         assert "Traceback" not in done.stderr, (words, done.stderr)
     assert not list(tmp_path.iterdir())  # refused before anything starts
 
@@ -305,7 +309,7 @@ def test_roles_started_by_hand_name_the_missing_members(tmp_path):
         "--servers", "2", "--join-timeout-s", "0.3", cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "2 of 2 servers (server-0, server-1) and 1 of 1 workers (worker-0)" in done.stderr
+    assert text("runs.members_missing") in done.stderr
 
 
 def test_roles_started_by_hand_train_a_job(tmp_path):
@@ -341,21 +345,21 @@ def test_a_wrong_token_is_refused_at_once(tmp_path):
         stderr=subprocess.PIPE,
     ) as scheduler:
         scheduler.stderr.readline()  # it listens
-        for token, error, text in (
-            ("a token that is wrong", "HandshakeRefused", "wrong token"),
-            ("", "AddressInvalid", "pass --token-file (or set SHOAL_TOKEN)"),
+        for token, error, told in (
+            ("a token that is wrong", "HandshakeRefused", text("runs.wrong_token")),
+            ("", "AddressInvalid", text("runs.pass_a_token")),
         ):
             began = time.monotonic()
             done = command("server", "--scheduler", address, cwd=tmp_path, SHOAL_TOKEN=token)
             assert error in done.stderr
-            assert text in done.stderr
+            assert told in done.stderr
             assert time.monotonic() - began < 20, "it waited to be let in"
         scheduler.kill()
 
 
 @pytest.mark.parametrize(
     ("script", "code", "says"),
-    [("leaves.py", 0, "left 0"), ("hello.py", 2, "without calling shoal.init()")],
+    [("leaves.py", 0, "left 0"), ("hello.py", 2, text("runs.never_joined"))],
 )
 def test_a_script_may_leave_its_run_but_has_to_join_it(script, code, says, tmp_path):
     words = ("run", "--workers", "2", "--servers", "1", str(SCRIPTS / script))

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from shoal.cli import main
+from tests.real.texts import text
 
 pytestmark = pytest.mark.real
 
@@ -61,23 +62,23 @@ def test_a_resumed_script_with_parameters_missing_from_the_checkpoint_is_refused
     assert result.exit_code == 0, result.output
     result, _, _ = run(SCRIPT, "--resume", folder, args=["double"])
     assert result.exit_code != 0
-    assert "has no table params.float64 (known: params.float32)" in result.output
+    assert text("script_checkpoints.table_missing") in result.output
     result, _, _ = run(SCRIPT, "--resume", folder, args=["allreduce"])
-    assert "strategy 'allreduce' keeps its parameters on workers" in result.output
+    assert text("script_checkpoints.strategy_without_servers") in result.output
     result, _, _ = run(SCRIPT, "--resume-at", 30)
-    assert "add --resume RUN" in result.output
+    assert text("script_checkpoints.resume_which") in result.output
 
 
 def test_checkpoints_need_servers(run):
     result, _, _ = run(SCRIPT, "--servers", 0, "--checkpoint-every-s", 1)
     assert result.exit_code != 0
-    assert "add --servers 1" in result.output
+    assert text("script_checkpoints.servers_needed") in result.output
 
 
 def test_a_script_run_without_checkpoints_cannot_be_resumed(run, tmp_path):
     result, _, _ = run(SCRIPT, "--resume", tmp_path)
     assert result.exit_code != 0
-    assert "no complete checkpoint" in result.output
+    assert text("script_checkpoints.none_complete") in result.output
 
 
 def test_a_cluster_started_by_hand_checkpoints_to_a_shared_folder(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.storage.checkpoints import Checkpoints
+from tests.real.texts import text
 
 pytestmark = pytest.mark.real
 
@@ -61,7 +62,7 @@ def test_what_the_script_says_goes_before_the_command(tmp_path):
     found = run(tmp_path, *ssp, SCRIPT, 'strategy="asgd"')
     assert (found["strategy"], found["staleness"]) == ("asgd", 0)
     [folder] = folders(tmp_path)
-    assert "the script names strategy 'asgd'" in (folder / "logs/worker-0.log").read_text()
+    assert text("script_options.script_goes_before") in (folder / "logs/worker-0.log").read_text()
     found = run(tmp_path, *ssp, SCRIPT, "staleness=1")
     assert (found["strategy"], found["staleness"]) == ("ssp", 1)
 
@@ -76,7 +77,7 @@ def test_an_option_that_the_optimizer_does_not_have_ends_the_run_by_name(tmp_pat
     process = shoal("run", "--out", tmp_path, "--optimizer-option", "momentum=0.9", SCRIPT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "unknown hyper-parameter of Adam 'momentum'" in errors
+    assert text("script_options.unknown_option") in errors
 
 
 @pytest.mark.parametrize("how", ["python", "torchrun"])
@@ -125,10 +126,10 @@ def test_a_worker_that_is_started_by_hand_has_the_options_too(tmp_path):
 def test_a_worker_with_a_wrong_option_does_not_join():
     nowhere = ["--scheduler", "unix:///nowhere.sock"]
     for words, said in (
-        (["--strategy", "sink"], "unknown strategy 'sink'"),
-        (["--strategy", "diloco", "--set", "H=3"], "unknown setting of strategy 'diloco' 'H'"),
-        (["--staleness", 2], "staleness belongs to strategy 'ssp', not to 'sync'"),
-        (["--optimizer-option", "lr"], "--optimizer-option: 'lr' is not NAME=VALUE"),
+        (["--strategy", "sink"], text("script_options.unknown_strategy")),
+        (["--strategy", "diloco", "--set", "H=3"], text("script_options.unknown_setting")),
+        (["--staleness", 2], text("script_options.staleness")),
+        (["--optimizer-option", "lr"], text("script_options.no_value")),
     ):
         process = shoal("worker", *nowhere, *words, SCRIPT)
         _, errors = process.communicate(timeout=60)
@@ -180,7 +181,8 @@ def how_to_go_on(process):
     """The words that a run which was killed says."""
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1, errors
-    return shlex.split(errors.split("resume from the last checkpoint: shoal ")[1].split("\n")[0])
+    assert text("script_options.resume_with") in errors, errors
+    return shlex.split(errors.split(text("script_options.resume_with"))[1].split("\n")[0])
 
 
 def test_a_run_keeps_its_last_checkpoints(tmp_path):

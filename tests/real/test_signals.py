@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.real.texts import text
+
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("processes_are_those_of_users")]
 MOMENTS = Path(__file__).parent / "moments.py"
 SCRIPT = "import shoal\nif __name__ == '__main__':\n    shoal.init()\n"
-BEFORE, AFTER = "interrupted", "interrupted: every process of the run has been ended"
+BEFORE, AFTER = text("signals.before_a_run"), text("signals.in_a_run")
 TRAIN = ("train", "digits", "--epochs", "1", "--workers", "1")
 RUN = ("run", "--workers", "1", "--servers", "1", "script.py")
 

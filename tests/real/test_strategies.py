@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.real.test_runs import command
+from tests.real.texts import text
 
 pytestmark = pytest.mark.real
 
@@ -47,17 +48,20 @@ def test_every_strategy_runs_on_four_workers(strategy, tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (["--strategy", "diloco", "--set", "H=3"], "unknown setting of strategy 'diloco' 'H'"),
-        (["--strategy", "diloco", "--set", "tau=0"], "setting tau of strategy 'diloco'"),
-        (["--set", "quorum=3"], "quorum 3 is more than the 2 workers"),
-        (["--set", "tau"], "'tau' is not NAME=VALUE"),
-        (["--strategy", "eamsgd", "--optimizer", "adam"], "add --optimizer sgd"),
-        (["--strategy", "gradient_coding"], "2 workers and redundancy 1 make none"),
-        (["--strategy", "allreduce", "--on-timeout", "drop"], "cannot go on without one"),
-        (["--strategy", "p2p", "--on-worker-loss", "replace"], "can be 'stop' or 'drop'"),
-        (["--on-timeout", "drop", "--slow-workers", "drop"], "give one of them"),
+        (["--strategy", "diloco", "--set", "H=3"], text("strategies.unknown_setting")),
+        (["--strategy", "diloco", "--set", "tau=0"], text("strategies.setting_out_of_range")),
+        (["--set", "quorum=3"], text("strategies.quorum_too_large")),
+        (["--set", "tau"], text("strategies.setting_no_value")),
+        (["--strategy", "eamsgd", "--optimizer", "adam"], text("strategies.eamsgd_with_adam")),
+        (["--strategy", "gradient_coding"], text("strategies.gradient_coding_alone")),
+        (["--strategy", "allreduce", "--on-timeout", "drop"], text("strategies.not_without_one")),
+        (
+            ["--strategy", "p2p", "--on-worker-loss", "replace"],
+            text("strategies.loss_handled_otherwise"),
+        ),
+        (["--on-timeout", "drop", "--slow-workers", "drop"], text("strategies.slow_workers_twice")),
         (["--strategy", "nothing.py:Mine"], "nothing.py"),
-        (["--strategy", "diloco", "--on-worker-loss", "reassign"], "counts one batch a clock"),
+        (["--strategy", "diloco", "--on-worker-loss", "reassign"], text("strategies.leases")),
     ],
 )
 def test_a_wrong_strategy_is_refused_before_anything_starts(wrong, said, tmp_path):

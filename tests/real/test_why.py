@@ -24,6 +24,7 @@ from shoal.runs.run import run_here
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import TableSpec
+from tests.real.texts import pattern, text
 
 pytestmark = pytest.mark.real
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -70,13 +71,13 @@ def test_why_names_the_worker_that_is_waited_for(run):
     assert {wait["at"] for wait in told["waits"]} == {"server-0", "server-1"}
     for wait in told["waits"]:
         assert wait["who"] == "worker-0"
-        assert wait["reason"] == "waits for clock 1 of worker-1 (at 0)"
+        assert wait["reason"] == text("why.waits_for_a_worker")
     assert {wait["what"] for wait in told["waits"]} == {
-        "pull w[0:50) at clock 1",
-        "pull w[50:100) at clock 1",
+        text("why.pull", start=0, stop=50),
+        text("why.pull", start=50, stop=100),
     }
     shown = CliRunner().invoke(main, ["why", address])
-    assert "waits for clock 1 of worker-1" in " ".join(shown.output.split())
+    assert text("why.waits_for_a_worker") in " ".join(shown.output.split())
     second.advance().wait()
     pulled.wait()
     last = CliRunner().invoke(main, ["why", str(folder.path), "--json"])
@@ -89,21 +90,21 @@ def test_why_names_the_worker_missing_at_a_barrier(run):
     entered.start()
     told = wait_until(lambda: explain(str(folder.path)), lambda told: told["waits"])
     [wait] = told["waits"]
-    assert (wait["who"], wait["what"]) == ("worker-0", "barrier 'epoch'")
-    assert wait["reason"] == "waits for worker-1"
+    assert (wait["who"], wait["what"]) == ("worker-0", text("why.barrier"))
+    assert wait["reason"] == text("why.at_a_barrier")
     second.barrier("epoch")
     entered.join()
 
 
 def test_why_without_a_run_says_so(tmp_path):
-    with pytest.raises(DataMissing, match="there is no folder"):
+    with pytest.raises(DataMissing, match=pattern("why.no_folder")):
         explain(str(tmp_path / "nowhere"))
-    with pytest.raises(JoinTimeout, match="no scheduler answers"):
+    with pytest.raises(JoinTimeout, match=pattern("why.nobody_answers")):
         explain(f"unix://{tmp_path}/nobody.sock")
     summary = run_here(
         TrainApplication(from_mapping({"epochs": 1, "max_steps": 2, "out": str(tmp_path)}), [])
     )
-    with pytest.raises(DataMissing, match="all workers have finished"):
+    with pytest.raises(DataMissing, match=pattern("why.all_finished")):
         explain(summary["run_dir"])
 
 
@@ -146,7 +147,7 @@ def test_a_script_drops_a_worker_that_is_too_slow(tmp_path):
     [folder] = tmp_path.glob("run-*")
     told = json.loads((folder / "logs" / "worker-2.error").read_text())
     assert told["type"] == "Dropped"
-    assert "the others waited for worker-2" in told["message"]
+    assert text("why.too_slow") in told["message"]
 
 
 def test_others_do_what_a_slow_worker_had_and_it_comes_again(tmp_path, monkeypatch):
@@ -162,7 +163,10 @@ def test_others_do_what_a_slow_worker_had_and_it_comes_again(tmp_path, monkeypat
     [slow] = summary["dropped"]
     events = list(read_events(Path(summary["run_dir"]) / "events.jsonl"))
     views = [each["reason"] for each in events if each["kind"] == "view"]
-    assert [reason for reason in views if slow in reason] == [f"{slow} left", f"{slow} joined"]
+    assert [reason for reason in views if slow in reason] == [
+        text("why.member_left", name=slow),
+        text("why.member_joined", name=slow),
+    ]
     assert summary["reassigned"] > 0
     counted = sum(each["samples"] for each in events if each["kind"] == "step")
     assert epochs * 1438 - 32 <= counted <= epochs * 1438  # its last counted, or another's did

@@ -128,6 +128,26 @@ def test_messages_wait_in_order_for_a_peer_that_is_being_reached(tmp_path, pair)
     assert there.machine.received == [(Nudge("1"), b"lent"), (Nudge("2"), b"live")]
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_of_cumulative_messages_to_a_node_the_last_one_of_a_turn_is_sent(tmp_path, pair, ends):
+    """In the next turn, or before the node ends; others overtake it."""
+    tmp_path.chmod(0o700)
+    here, there = pair(f"unix://{tmp_path}/there")
+    here.perform([Send("server-b", Nudge("first"))])
+    until(lambda: there.machine.received, here, there)
+    for number in range(3):
+        here.perform([Send("server-b", Nudge(str(number)), cumulative=True)])
+    here.perform([Send("server-b", Nudge("other"))])
+    until(lambda: len(there.machine.received) == 2, there)
+    if ends:
+        here.linger()
+        until(lambda: len(there.machine.received) == 3, there)
+    until(lambda: len(there.machine.received) == 3, here, there)
+    here.poll(0.0)
+    there.poll(0.0)
+    assert [message.reason for message, _ in there.machine.received] == ["first", "other", "2"]
+
+
 @pytest.mark.real
 def test_a_connection_that_is_cut_in_silence_is_replaced(pair):
     """Its packets vanish, as in a firewall that has forgotten it; new ones are let through."""

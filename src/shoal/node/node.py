@@ -98,6 +98,7 @@ class Node:
         self._look_at = 0.0
         self._paths = Paths()
         self._asked: deque[object] = deque()
+        self._held: dict[NodeId, Send] = {}  # until the end of the turn
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._dialer = Dialer(me, self.wake)
         self._offloader = Offloader(self.wake)
@@ -124,6 +125,8 @@ class Node:
 
     def poll(self, timeout_s: float) -> None:
         """Wait for work for `timeout_s` seconds at most, and do it."""
+        if self._held:
+            self._send_held()
         now = monotonic()
         self._progress.turn()
         due = self.machine.deadline()
@@ -178,6 +181,7 @@ class Node:
 
     def linger(self, limit_s: float = 1.0) -> None:
         """Send the backlog of all connections, for `limit_s` seconds at most."""
+        self._send_held()
         until = monotonic() + limit_s
         while ((waiting := self.unsent()) or self._dialer.busy) and monotonic() < until:
             self._poller.wait(0.01, monotonic())
@@ -342,7 +346,10 @@ class Node:
             if self._disk is not None and self._disk.takes(effect):
                 continue
             if type(effect) is Send:
-                self._send(effect)
+                if effect.cumulative:
+                    self._held[effect.to] = effect
+                else:
+                    self._send(effect)
             elif type(effect) is Resolve:
                 self._resolve(effect.request_id, effect.outcome)
             elif isinstance(effect, Note):
@@ -372,6 +379,12 @@ class Node:
         connection = self._peers.get(to)
         if connection is not None and connection.backlog:
             self._drop(connection)
+
+    def _send_held(self) -> None:
+        """Send the latest of the cumulative messages of a turn to each node."""
+        held, self._held = self._held, {}
+        for effect in held.values():
+            self._send(effect)
 
     def _send(self, effect: Send) -> None:
         connection = self._peers.get(effect.to)

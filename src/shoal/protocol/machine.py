@@ -113,12 +113,15 @@ class Send(msgspec.Struct, frozen=True):
     Attributes:
         guard: the guard of live rows, which are borrowed until it recalls them. Buffers without a
             guard are borrowed until their request is resolved.
+        cumulative: whether the message says all that an earlier such one to the node said, which
+            need not be sent then.
     """
 
     to: NodeId
     message: Message
     buffers: Buffers = ()
     guard: CopyOnWriteGuard | None = None
+    cumulative: bool = False
 
 
 class Detach(msgspec.Struct, frozen=True):

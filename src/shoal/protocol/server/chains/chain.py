@@ -253,7 +253,7 @@ class Chains:
             ack = self._ack(sender, incoming)
             if ack != incoming.said:
                 incoming.say(ack)
-                out.append(Send(sender, ack))
+                out.append(Send(sender, ack, cumulative=True))
 
     def _ack(self, sender: NodeId, incoming: Incoming) -> ReplicateAck:
         done = tuple(

@@ -37,7 +37,9 @@ class Release(logging.Handler):
 @pytest.mark.real
 def test_the_terminal_says_who_has_not_joined_and_where_it_is(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(gathering, "SAY_S", 1.0)
-    script, pipe = Path(shutil.copy(SCRIPT, tmp_path)), tmp_path / "pipe"
+    own = tmp_path / "shoal"  # the user's folder may have any name
+    own.mkdir()
+    script, pipe = Path(shutil.copy(SCRIPT, own)), tmp_path / "pipe"
     os.mkfifo(pipe)
     release = Release(pipe)
     gathering.log.addHandler(release)

@@ -159,7 +159,7 @@ def test_a_run_that_was_killed_says_how_to_go_on_with_its_options(tmp_path):
     """Also one that has resumed another, and has no checkpoint of its own yet."""
     options = ["--checkpoint-every", 3, "--optimizer-option", "lr=0.05", "--title", "first"]
     options += ["--out", tmp_path / "runs", SCRIPT, "--x"]
-    words = how_to_go_on(shoal("run", *options, KILLED_IN="1"))
+    words = how_to_go_on(shoal("run", *options, KILLED_IN="1", RUNS=str(tmp_path / "runs")))
     [folder] = folders(tmp_path)
     at = Checkpoints(folder / "checkpoints").choose()
     assert words == ["run", "--resume", str(folder)]

@@ -23,7 +23,10 @@ SAY_S = 30.0  # before the first report; each later wait is twice the time since
 STACK_SIGNAL = signal.SIGRTMIN + 9
 STDERR = 2
 FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
-OTHERS = re.compile(r"/(site|dist)-packages/|/lib/python|/shoal/|^<")  # code that is not the user's
+SHOAL = re.escape(f"{Path(__file__).parents[1]}/")
+OTHERS = re.compile(
+    rf"/(site|dist)-packages/|/lib/python|^{SHOAL}|^<"
+)  # code that is not the user's
 
 
 def show_stack_on_signal() -> None:

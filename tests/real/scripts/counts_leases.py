@@ -5,24 +5,11 @@ At a clock it waits for a checkpoint of the only run in a folder, and ends.
 
 import json
 import sys
-import time
-from pathlib import Path
 
 import torch
+from checkpoint_wait import wait_for_a_checkpoint
 
 import shoal
-from shoal.errors import DataMissing
-from shoal.storage.checkpoints import Checkpoints
-
-
-def wait_for_a_checkpoint():
-    [folder] = Path(sys.argv[1]).glob("counts_leases-*")
-    while True:
-        try:
-            return Checkpoints(folder / "checkpoints").choose()
-        except DataMissing:
-            time.sleep(0.01)  # polls files of other processes: there is no event to wait for
-
 
 with shoal.init() as context:
     client = context.client
@@ -33,7 +20,7 @@ with shoal.init() as context:
             client.push("done", torch.ones(1), torch.tensor([30 * epoch + batch]))
         client.advance().wait()
         if client.clock == int(sys.argv[2]):
-            wait_for_a_checkpoint()
+            wait_for_a_checkpoint(sys.argv[1])
             sys.exit("enough")
     client.advance(last=True).wait()
     client.barrier("done")

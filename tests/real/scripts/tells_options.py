@@ -1,7 +1,8 @@
 """Trains, and prints what its optimizer and its run are: tells_options.py [NAME=JSON|WORD]...
 
 NAME=JSON: an argument of shoal.Optimizer. KILLED_IN=EPOCH in the environment: all of a worker's
-processes are killed at the beginning of the first epoch, for "first", or at the end of this one.
+processes are killed at the beginning of the first epoch, for "first", or at the end of this one, once
+the run in the folder RUNS has a checkpoint.
 """
 
 import json
@@ -10,6 +11,7 @@ import signal
 import sys
 
 import torch
+from checkpoint_wait import wait_for_a_checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
@@ -35,6 +37,7 @@ for epoch in range(context.first_epoch(loader), 5):
         optimizer.step()
         epochs[epoch] = epochs.get(epoch, 0) + 1
     if killed_in == str(epoch):
+        wait_for_a_checkpoint(os.environ["RUNS"])
         os.kill(0, signal.SIGKILL)
     evaluated.append(epoch)
 optimizer.flush()

@@ -24,7 +24,7 @@ DENSE = [
     for scheme in ("local", "tcp")
     for size in (1, 64)
     for what in ("push", "pull")
-]
+] + ["push 64 MiB looked at", "push 64 MiB into a round"]
 
 
 SPARSE = ["push_pull 10k x 16", "push_pull 10k x 16, one at a time", "own method 10k x 16"]

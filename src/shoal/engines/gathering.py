@@ -24,9 +24,8 @@ STACK_SIGNAL = signal.SIGRTMIN + 9
 STDERR = 2
 FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 SHOAL = re.escape(f"{Path(__file__).parents[1]}/")
-OTHERS = re.compile(
-    rf"/(site|dist)-packages/|/lib/python|^{SHOAL}|^<"
-)  # code that is not the user's
+# code that is not the user's
+OTHERS = re.compile(rf"/(site|dist)-packages/|/lib/python|^{SHOAL}|^<")
 
 
 def show_stack_on_signal() -> None:

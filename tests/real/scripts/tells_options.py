@@ -1,8 +1,8 @@
 """Trains, and prints what its optimizer and its run are: tells_options.py [NAME=JSON|WORD]...
 
 NAME=JSON: an argument of shoal.Optimizer. KILLED_IN=EPOCH in the environment: all of a worker's
-processes are killed at the beginning of the first epoch, for "first", or at the end of this one, once
-the run in the folder RUNS has a checkpoint.
+processes are killed at the beginning of the first epoch, for "first", or at the end of this one,
+once the run in the folder RUNS has a checkpoint.
 """
 
 import json

@@ -7,6 +7,8 @@ each pull follows a push, so that it fetches rows that have changed. The tables 
     local, 64 MiB   beside a copy of as much memory by one thread
     local, 1 MiB    beside a bare hand-off: one process copies into shared memory, another one out
     tcp             beside a bare socket
+    looked at       a push by `client.push` and an advance, to a table that refuses NaNs
+    into a round    the same to a `bsp` table: it is merged and applied when the advance has come
 
 Peers hold the rows in another process, and apply the update, too: over tcp gloo's `send` and
 `recv`, local a Ray actor (where the `bench` extra is installed). They are measured after ours,
@@ -20,7 +22,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import cycle, islice
+from typing import Any
 
+import msgspec
 import torch
 
 from shoal.apps.bench.baselines.ceilings import Echo, HandOff
@@ -40,6 +44,7 @@ from shoal.apps.bench.rows import (
 from shoal.client.client import Client
 from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
+from shoal.tables.consistency import bsp
 from shoal.tables.spec import Access, TableSpec
 
 MIB = 1 << 20
@@ -48,13 +53,42 @@ BUFFERS = 4
 WARM_UP = 6
 PEERS = {"local": "Ray actor", "tcp": "gloo"}
 
-COUNT = 8
+LARGE = 64  # MiB of the pushes that are looked at, and of those into a round
+KINDS: dict[str, dict[str, Any]] = {
+    "looked at": {"nonfinite": "reject"},
+    "into a round": {"consistency": bsp()},
+}  # what differs in their tables
+
+COUNT = 2 * 2 * len(CALLS) + len(KINDS)
 
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     for scheme in ("local", "tcp"):
         for size in CALLS:
             yield from _rows(folder, scheme, size, rounds)
+    for kind, differs in KINDS.items():
+        table = msgspec.structs.replace(table_of(LARGE), **differs)
+        yield _row(folder, f"push {LARGE} MiB {kind}", table, rounds)
+
+
+def _row(folder: RunFolder, name: str, table: TableSpec, rounds: int) -> Row:
+    """Return the row of pushes by `client.push`, beside a copy of as much memory."""
+    buffers, out = [torch.ones(table.rows) for _ in range(BUFFERS)], torch.zeros(table.rows)
+    ours: Batches = []
+    bounds: Batches = []
+    with one_worker(folder, table) as (_, client):
+
+        def push(values: torch.Tensor) -> None:
+            pushed = client.push("bench", values)
+            client.advance().wait()
+            pushed.wait()
+
+        for each in islice(cycle(buffers), WARM_UP):
+            push(each)
+        for _ in range(rounds):
+            ours.append([timed(partial(push, each)) for each in buffers])
+            bounds.append([timed(partial(out.copy_, each)) for each in buffers])
+    return throughput(name, LARGE * MIB, ours, bounds)
 
 
 def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> Iterator[Row]:

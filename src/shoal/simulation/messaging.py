@@ -18,7 +18,7 @@ from shoal.simulation.node import SimNode
 from shoal.transport.wire import encode, message_of
 
 OF_STREAMS = {"retransmission", "back-pressure", "blackhole", "half-open", "connect that hangs"}
-SCRIBBLED = b"\xff"  # NaNs, over memory that was lent for a delivery
+SCRIBBLED = b"\xff"  # NaNs, over the memory of a delivery that was lent
 RESET_S = 0.001  # until a node that sends on a half-open connection gets a reset
 
 
@@ -214,6 +214,7 @@ class Messaging:
                     memory[:] = SCRIBBLED * len(memory)
                     if not sink.revoked:
                         sink.views[number] = view
+                        view[:] = memory  # nothing was copied there
             edge += view.nbytes
 
     def _hit(self, faults: list[str], message: Message) -> None:

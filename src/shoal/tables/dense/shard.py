@@ -14,9 +14,11 @@ from torch import Tensor
 
 from shoal.errors import AccessFailed
 from shoal.keys import KeyRange, cut_at_edges
-from shoal.tables.access import Prepared
+from shoal.tables.access import Prepared, Slots
 from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
+from shoal.tables.dense.methods import BUILT_IN
 from shoal.tables.dense.rows import DenseRows
+from shoal.tables.dense.torch_methods import TorchMethod
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import (
     ALIGN,
@@ -35,10 +37,16 @@ KEPT_BYTES = 32 << 10
 
 
 class DenseShard(DenseRows):
-    """The rows `held` of a table, with their optimizer state: how pushes arrive and change them."""
+    """The rows `held` of a table, with their optimizer state: how pushes arrive and change them.
+
+    reads_lent:  whether updates may be in memory that cannot be written to: the access method is
+                 one of Shoal's own, and not one that torch computes
+    """
 
     def __init__(self, spec: TableSpec, held: KeyRange, of: DenseShard | None = None) -> None:
         super().__init__(spec, held, of)
+        self._built_in = spec.access.name in BUILT_IN
+        self.reads_lent = self._built_in and not isinstance(self.access, TorchMethod)
         self._staging = Staging()
         self._ready: dict[KeyRange, list[StagedRows]] = {}
         self._ready_bytes = 0
@@ -120,7 +128,7 @@ class DenseShard(DenseRows):
         if landed is not streamed.views[number]:
             values = tensor_in(landed, self.dtype).view(values.shape)
             if update is not None:
-                update = partial(self.access.apply, *self._piece(part), values)
+                update = partial(self._run, *self._piece(part), values)
         if update is None or index in counts.apart:
             self._update(index, part, Merged(part, None, values, lr))
             counts.count(index, (part,))
@@ -276,7 +284,23 @@ class DenseShard(DenseRows):
         """Return a prepared update of these rows; None if it does not count for all cells."""
         if not self.counts.covers_all(index, part):
             return None
-        return self.access.prepared(*self._piece(part), values)
+        if self._built_in:
+            return self.access.prepared(*self._piece(part), values)
+        return partial(self._run, *self._piece(part), values)
+
+    def _run(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float | None) -> None:
+        """Apply an update with the access method.
+
+        Raises:
+            AccessFailed: the access method is a user's, and raised.
+        """
+        try:
+            self.access.apply(rows, slots, update, step, lr)
+        except Exception as error:
+            if self._built_in:
+                raise
+            kind, name = type(error).__name__, self.spec.access.name
+            raise AccessFailed(f"apply of access method {name!r} raised {kind}: {error}") from error
 
     def _update(self, index: int, part: KeyRange, update: Merged) -> None:
         """Apply an update to its rows in `part` of a fragment; the caller counts it."""
@@ -286,7 +310,7 @@ class DenseShard(DenseRows):
                 continue
             start = rows.start - update.rows.start
             values = update.values[start : start + len(rows)]
-            self.access.apply(*self._piece(rows), values, step, update.lr)
+            self._run(*self._piece(rows), values, step, update.lr)
 
     def _update_some(
         self, part: KeyRange, keys: Tensor, values: Tensor, step: int, lr: float | None
@@ -298,7 +322,7 @@ class DenseShard(DenseRows):
         places = keys[first:last] - self.held.start
         rows = self.rows[places]
         slots = {name: slot[places] for name, slot in self.slots.items()}
-        self.access.apply(rows, slots, values[first:last], step, lr)
+        self._run(rows, slots, values[first:last], step, lr)
         self.rows[places] = rows
         for name, slot in slots.items():
             self.slots[name][places] = slot

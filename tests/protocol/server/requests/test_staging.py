@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shoal.errors import InvariantBroken
+from shoal.errors import AccessFailed, InvariantBroken
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Discard, Note, Received, Send
 from shoal.protocol.messages.base import Part
@@ -124,6 +124,29 @@ def test_the_last_fragment_is_never_lent():
     assert server.begin(server.request(0), ones()).sink.lends == 2
     assert server.begin(server.request(1, pushes=both), ones(2 * ROWS)).sink.lends == 5
     assert server.begin(server.request(2, assign=True), ones()).sink.lends == 0
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 2])
+def test_a_push_whose_access_method_fails_is_refused_once_and_the_rest_dropped(fails_at):
+    server = Server(table())
+    shard = server.machine.state.replicas[0].shard
+    right, calls = shard.apply_piece, []
+
+    def fail(*args):
+        calls.append(args[1])
+        if len(calls) > fails_at:
+            raise AccessFailed("it burst")
+        right(*args)
+
+    shard.apply_piece = fail
+    land = server.begin(server.request(0), ones())
+    assert [code for _ in range(fails_at + 1) for code in codes(land())] == ["refused"]
+    assert land.sink.revoked
+    rest = server.machine.handle(Received("w", land.request, land.sink), 0.0)
+    assert codes(rest) == ["refused"]  # as a request that has been answered
+    assert len(calls) == fails_at + 1
+    shard.apply_piece = right
+    assert server.push(server.request(1), ones()) == ["applied"]
 
 
 def test_what_a_sender_left_half_done_is_finished_by_its_resend():

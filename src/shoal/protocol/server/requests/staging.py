@@ -103,8 +103,7 @@ class RequestStaging:
             return Discard("no memory")  # the request is refused, with more words
         loads = admitted.loads
         views = [view for load in loads for view in load.views]
-        # the message that the last fragment completes may be kept, and then applied from its memory
-        return Sink(views, admitted, admitted.streamed, admitted.streamed * (len(views) - 1))
+        return Sink(views, admitted, admitted.streamed, self._lends(admitted, len(views)))
 
     def refusal(self, sender: NodeId, request: Request, footprint: Footprint) -> str:
         """Return why a request whose payload was discarded is refused; empty if it may come again.
@@ -219,6 +218,14 @@ class RequestStaging:
             and all(replica.alone for replica in replicas)
             and not any(self._checkpointer.holds(r.shard.spec, request.clock) for r in replicas)
         )
+
+    def _lends(self, admitted: AdmittedRequest, views: int) -> int:
+        """Return how many views of a request's sink may be applied from the sender's memory.
+
+        The message that the last view completes may be kept, and be applied later.
+        """
+        shards = (self._replicas[number].shard for number, _, _ in admitted.footprint.pushes)
+        return views - 1 if admitted.streamed and all(each.reads_lent for each in shards) else 0
 
     def land(self, payload: Sink) -> bool:
         """Apply the fragment that has just come in, unless it was applied before.

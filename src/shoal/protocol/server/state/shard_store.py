@@ -136,12 +136,14 @@ class ScannedStore(MovableStore, Protocol):
 class RowStore(ScannedStore, Protocol):
     """A shard of a dense table, which also takes ranges of rows and streamed pushes.
 
-    slots:  the state of its access method, by name
+    slots:       the state of its access method, by name
+    reads_lent:  whether updates may be in memory that cannot be written to
 
     The state of rows is their values, and each slot's values for them.
     """
 
     slots: Mapping[str, Any]
+    reads_lent: bool
 
     def stream(self, rows: KeyRange) -> Any: ...
     def rows_of(self, streamed: Any, number: int) -> KeyRange: ...

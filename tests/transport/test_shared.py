@@ -244,6 +244,33 @@ def test_a_view_is_lent_unless_it_is_at_the_end_of_the_ring_or_too_large(pair, s
     assert sum(each is memory for each in seen) == copied
 
 
+class Sips:
+    """A socket from which a signal is read at a time, as while its sender copies the next chunk."""
+
+    def __init__(self, sock):
+        self._sock = sock
+
+    def __getattr__(self, name):
+        return getattr(self._sock, name)
+
+    def recv_into(self, into):
+        return self._sock.recv_into(into[: len(signal(PUT, 1))])
+
+
+def test_a_view_that_waits_leaves_room_for_its_rest(pair):
+    """What is owed, and what waits, leaves less than a line of the ring otherwise."""
+    half = RING_BYTES // 2
+    sizes = [half // 2, half // 2 + 63, half - 63, 62, half, 64]
+    memory, seen = memoryview(bytearray(half)), []
+    pair.callee.connection._sock = Sips(pair.callee.connection._sock)
+    pair.callee.sinks = lambda nbytes: Sink([memory[:size] for size in sizes], None, True, 6)
+    pair.callee.on_deliver = lambda sink: seen.append(sink.views[sink.landed - 1].tobytes())
+    data = random.Random(0).randbytes(sum(sizes))
+    pair.caller.send(HEADER, memoryview(data))
+    pair.pump(lambda: len(seen) == len(sizes))
+    assert b"".join(seen) == data
+
+
 def test_a_view_that_never_comes_whole_is_not_delivered(liar):
     """Its bytes stay in the ring, and no more can be put there than it holds."""
     liar.end.sinks = lambda nbytes: Sink([memoryview(bytearray(nbytes // 2))] * 2, None, True, 2)

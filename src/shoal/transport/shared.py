@@ -24,7 +24,7 @@ CHUNK_BYTES = 256 << 10  # bytes per PUT signal, of a payload of 1 MiB
 ONE_CHUNK_BYTES = 512 << 10  # up to here a payload is one chunk: a signal costs more than it saves
 CHUNK_BYTES_MAX = 1 << 20  # bytes per PUT signal, of a large payload
 TAKEN_BYTES = RING_BYTES // 2  # bytes per TAKEN signal
-LENT_BYTES = RING_BYTES - TAKEN_BYTES  # at most: the peer needs room for all of a lent view
+LENT_BYTES = RING_BYTES - TAKEN_BYTES - LINE_BYTES  # at most: the peer needs room for all of it
 SHARED_BYTES = 32 << 10  # a smaller payload is faster through the socket
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -132,8 +132,8 @@ class UnknownFormat(UsageError):
 class AccessFailed(UsageError):
     """A function of a user's access method or handler raised, with its exception's text.
 
-    The rows of a sparse table are as they were before the push. A custom table's handler keeps the
-    changes that it made before it raised.
+    The rows of a dense or sparse table are as they were before the push. A custom table's handler
+    keeps the changes that it made before it raised.
     """
 
 

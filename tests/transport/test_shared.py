@@ -72,6 +72,17 @@ def test_a_chunk_is_of_whole_lines_however_many_bytes_were_taken(pair, taken):
     assert pair.caller.connection.backlog == RING_BYTES - taken // 64 * 64
 
 
+def test_a_taken_that_makes_room_for_nothing_is_not_answered(pair):
+    for end in (pair.caller, pair.callee):
+        end.send(HEADER, memoryview(bytes(SHARED_BYTES)))
+    pair.pump(lambda: bool(pair.caller.delivered and pair.callee.delivered))
+    watched = pair.caller.connection._sock = Watched(pair.caller.connection._sock)
+    pair.callee.connection.flush()  # its TAKEN
+    pair.caller.receive()
+    assert pair.caller.connection._outbox.outlet.room == RING_BYTES
+    assert (watched.sent, pair.caller.connection._outbox.owed) == (0, SHARED_BYTES)
+
+
 def test_guarded_rows_are_not_copied_unless_they_are_recalled(pair):
     rows, guard = bytearray(2 * RING_BYTES), CopyOnWriteGuard()
     pair.caller.send(HEADER, memoryview(rows), guard=guard)
@@ -143,6 +154,7 @@ def liar():
         [encode(HEADER, 100, SHARED), encode(HEADER)],
         [encode(HEADER, 100, SHARED), encode(HEADER, 100, SHARED)],
         [encode(HEADER, 3 * RING_BYTES, SHARED), signal(PUT, RING_BYTES + 1)],
+        [encode(HEADER, 3 * RING_BYTES, SHARED), signal(PUT, 63)],
         [signal(TAKEN, 1)],
         [signal(TAKEN, 0)],
     ],

@@ -89,20 +89,20 @@ def _finite(values: memoryview, dtype: str) -> bool:
         return True
     if dtype in _NUMPY:
         array = np.frombuffer(values, dtype)
-        halves = np.array_split(array, 2) if values.nbytes >= HALVED_BYTES else [array]
-        return isfinite(_sum(*halves)) or bool(np.isfinite(array).all())
+        return isfinite(_sum(array)) or bool(np.isfinite(array).all())
     tensor = torch.frombuffer(values, dtype=DTYPES[dtype])
     pieces = torch.split(tensor, SINGLE_THREADED)
     return all(isfinite(piece.sum()) or bool(piece.isfinite().all()) for piece in pieces)
 
 
-def _sum(values: np.ndarray, others: np.ndarray | None = None) -> float:
-    """Return the sum of `values`, and of `others`, which another thread adds up meanwhile."""
-    if others is None:
+def _sum(values: np.ndarray) -> float:
+    """Return the sum of values; a second thread adds up a half of large ones."""
+    if values.nbytes < HALVED_BYTES:
         return float(np.einsum("i->", values))
+    own, other = np.array_split(values, 2)
     found: list[float] = []
-    thread = Thread(target=lambda: found.append(_sum(others)), name="shoal-look")
+    thread = Thread(target=lambda: found.append(float(np.einsum("i->", other))), name="shoal-look")
     thread.start()
-    own = _sum(values)
+    own_sum = float(np.einsum("i->", own))
     thread.join()
-    return own + found[0]
+    return own_sum + found[0]

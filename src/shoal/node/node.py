@@ -98,7 +98,7 @@ class Node:
         self._look_at = 0.0
         self._paths = Paths()
         self._asked: deque[object] = deque()
-        self._held: dict[NodeId, Send] = {}  # until the end of the turn
+        self._held: dict[tuple[NodeId, type], Send] = {}  # until the end of the turn
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._dialer = Dialer(me, self.wake)
         self._offloader = Offloader(self.wake)
@@ -347,7 +347,7 @@ class Node:
                 continue
             if type(effect) is Send:
                 if effect.cumulative:
-                    self._held[effect.to] = effect
+                    self._held[effect.to, type(effect.message)] = effect
                 else:
                     self._send(effect)
             elif type(effect) is Resolve:

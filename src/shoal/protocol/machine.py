@@ -113,8 +113,9 @@ class Send(msgspec.Struct, frozen=True):
     Attributes:
         guard: the guard of live rows, which are borrowed until it recalls them. Buffers without a
             guard are borrowed until their request is resolved.
-        cumulative: whether the message says all that an earlier such one to the node said, which
-            need not be sent then.
+        cumulative: whether the message says all that an earlier one of its class to the node said.
+            It is sent at the end of the turn, behind what else is sent meanwhile, and only the
+            latest is.
     """
 
     to: NodeId

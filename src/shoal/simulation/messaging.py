@@ -201,16 +201,16 @@ class Messaging:
             first, last = max(start, edge), min(stop, edge + view.nbytes)
             if first < last and not sink.revoked:
                 data = envelope.read(first, last)
-                whole = last - first == view.nbytes
-                memory = bytearray(data if whole and number < sink.lends else b"")
-                if memory:
+                lent = number < sink.lends and last - first == view.nbytes
+                memory = bytearray(data)
+                if lent:
                     sink.views[number] = memoryview(memory).toreadonly()
                 else:
                     view[first - edge : last - edge] = data
                 if sink.by_view and last == edge + view.nbytes:
                     sink.landed += 1
                     self._come_in(sim, envelope, message, sink)
-                if memory:
+                if lent:
                     memory[:] = SCRIBBLED * len(memory)
                     if not sink.revoked:
                         sink.views[number] = view

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
-from shoal.tables.dense.methods import method_of
+from shoal.tables.dense.methods import BUILT_IN, method_of
 from shoal.tables.dense.shard import DenseShard
+from shoal.tables.dense.user_shard import UserShard
 from shoal.tables.sizes import BOUNDED_KEY_BYTES, INDEX_BYTES, dense_bytes, rows_held
 from shoal.tables.spec import TableSpec
 
@@ -28,7 +29,7 @@ def open_shard(spec: TableSpec, held: KeyRange) -> DenseShard | SparseShard | Cu
     """
     try:
         if spec.kind == "dense":
-            return DenseShard(spec, held)
+            return (DenseShard if spec.access.name in BUILT_IN else UserShard)(spec, held)
         if spec.kind == "custom":
             from shoal.tables.custom.shard import CustomShard
 

@@ -109,8 +109,6 @@ class Outbox:
         while left and later and later[0].chunk:
             first = later[0]
             put = self.outlet.put(first.view, left)
-            if not put:
-                break
             count += put
             left -= put
             if put == first.view.nbytes:

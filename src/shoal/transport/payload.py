@@ -138,7 +138,7 @@ class Payload:
     def _give_back(self, count: int, inlet: Inlet) -> None:
         """Give back `count` bytes of the ring: from now on the peer may write there."""
         self._outbox.owed += count
-        if not self.put:
+        if not self.put:  # at the end of a chunk, which is within a line at a payload's end alone
             self._outbox.owed += inlet.end_chunk()
 
     def close(self) -> None:

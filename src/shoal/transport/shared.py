@@ -1,8 +1,8 @@
 """Shared memory between two processes of one host: ring buffers for large payloads.
 
 Each side of a connection owns a ring, and the other may read it. The owner copies the next bytes in
-and says over the socket how many (PUT); the reader copies them out, and says so (TAKEN). While one
-copies in, the other copies out, in pieces that stay in the cache.
+and says over the socket how many (PUT); the reader copies them out, or uses them where they lie,
+and says so (TAKEN). While one copies in, the other copies out, in pieces that stay in the cache.
 
 The memory is anonymous and passed as a file descriptor, so that nothing is left behind by a process
 that was killed. It is sealed against shrinking: a missing page would kill the reading process.
@@ -24,7 +24,8 @@ CHUNK_BYTES = 256 << 10  # bytes per PUT signal, of a payload of 1 MiB
 ONE_CHUNK_BYTES = 512 << 10  # up to here a payload is one chunk: a signal costs more than it saves
 CHUNK_BYTES_MAX = 1 << 20  # bytes per PUT signal, of a large payload
 TAKEN_BYTES = RING_BYTES // 2  # bytes per TAKEN signal
-LENT_BYTES = RING_BYTES - TAKEN_BYTES - LINE_BYTES  # at most: the peer needs room for all of it
+# A larger view is copied: what waits and what is owed have to leave the peer a line of room.
+LENT_BYTES = RING_BYTES - TAKEN_BYTES - LINE_BYTES
 SHARED_BYTES = 32 << 10  # a smaller payload is faster through the socket
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -82,7 +83,7 @@ class Outlet:
         return count
 
     def end_chunk(self) -> None:
-        """Skip to the next cache line, where the next chunk begins."""
+        """Skip to the next cache line, where the next payload begins."""
         skipped = -self._at % LINE_BYTES
         self._at = (self._at + skipped) % RING_BYTES
         self.room -= skipped
@@ -100,7 +101,7 @@ class Outlet:
 
 
 class Inlet:
-    """The peer's ring, whose contents may change at any time: copy before looking."""
+    """The peer's ring, whose contents may change at any time: only values are read in place."""
 
     def __init__(self, fd: int) -> None:
         """Map the ring, and close its descriptor.
@@ -145,7 +146,7 @@ class Inlet:
         return self._ring[at : at + count]
 
     def end_chunk(self) -> int:
-        """Skip to the next cache line, where the next chunk begins; return the bytes skipped."""
+        """Skip to the next cache line, where the next payload begins; return the bytes skipped."""
         skipped = -self._at % LINE_BYTES
         self._at = (self._at + skipped) % RING_BYTES
         return skipped

@@ -37,6 +37,7 @@ from shoal.transport.shared import (
     send_with,
 )
 from shoal.transport.wire import (
+    LINE_BYTES,
     PREFIX,
     PUT,
     SHARED,
@@ -199,6 +200,7 @@ class StreamConnection(Connection):
         turn, until, payload = 0, monotonic() + TURN_S, self._payload
         if self._stop or payload.put:  # whole messages, where the last call was interrupted
             self._take(arriving, deliver, malformed)
+            turn += self._tell_taken()
         while True:
             target = payload.target() if payload.left and not payload.shared else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
@@ -220,14 +222,19 @@ class StreamConnection(Connection):
             else:
                 self._stop += count
             self._take(arriving, deliver, malformed)
-            turn += count
-            if self._outbox.owed >= TAKEN_BYTES:
-                turn += self._outbox.owed
-                self.flush()
+            turn += count + self._tell_taken()
             if count < into.nbytes:
                 return True  # the socket was empty; what came since makes it readable again
             if turn >= TURN_BYTES or monotonic() >= until:
                 return True
+
+    def _tell_taken(self) -> int:
+        """Tell the peer how much of its ring is free again, if that is much; return the bytes."""
+        owed = self._outbox.owed
+        if owed < TAKEN_BYTES:
+            return 0
+        self.flush()
+        return owed
 
     def _take(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> None:
         """Take all whole frames out of the inbox, and make room for the start of the next one.
@@ -317,7 +324,9 @@ class StreamConnection(Connection):
         if kind == TAKEN:
             nonsense = self._outbox.outlet is None
         elif kind == PUT:
-            nonsense = not payload.shared or payload.put + nbytes > min(RING_BYTES, payload.left)
+            put, left = payload.put + nbytes, payload.left
+            broken = put < left and nbytes % LINE_BYTES  # the next chunk would not follow it
+            nonsense = not payload.shared or put > min(RING_BYTES, left) or bool(broken)
         else:
             nonsense = payload.inlet is None or payload.shared
         if nonsense or not nbytes or self._asked is not None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+
+CPUCLOCK_SCHED = 2  # of Linux: with a process's id it makes the number of its clock
 
 
 def spent(pid: int) -> float:
-    """Return the seconds of processor time that the threads of a process have taken so far."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
+    """Return the seconds of processor time that a process has taken so far, in all its threads."""
+    return time.clock_gettime(~pid << 3 | CPUCLOCK_SCHED)
 
 
 class ProcessorTime:

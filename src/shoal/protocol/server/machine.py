@@ -41,7 +41,7 @@ from shoal.protocol.messages.requests import Computing, Probe, Request
 from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.link import ReplicationOptions
-from shoal.protocol.server.notes import Declined
+from shoal.protocol.server.notes import Declined, Landed
 from shoal.protocol.server.replication.replication import Replication
 from shoal.protocol.server.requests.requests import RequestOptions, Requests
 from shoal.protocol.server.requests.staging import AdmittedRequest
@@ -215,8 +215,8 @@ class ServerMachine:
     def _received(self, event: Received, out: Effects) -> None:
         sender, message, payload, now = event.sender, event.message, event.payload, self._time.now
         if payload is not None and payload.by_view and not payload.whole:
-            if isinstance(message, Request):
-                self.requests.handler.land(payload, out)
+            if isinstance(message, Request) and self.requests.staging.land(payload):
+                out.append(Landed(message))
             return
         self._trace.add((now, sender, message))
         if self.session.unanswered.counts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from copy import copy
 
 from shoal.keys import KeyRange
 from shoal.tables.spec import TableSpec
@@ -34,6 +35,13 @@ class UpdateCounts:
             self.set(0, counts)
 
     # ------------------------------------------------------------------ reading
+
+    def copy(self) -> UpdateCounts:
+        """Return a copy of the counts."""
+        made = copy(self)
+        made.together = [*self.together]
+        made.apart = {index: [*counts] for index, counts in self.apart.items()}
+        return made
 
     def steps(self, index: int, part: KeyRange) -> Iterator[tuple[KeyRange, int]]:
         """Yield these rows of a fragment in pieces, each with its number of updates."""

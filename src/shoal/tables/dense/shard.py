@@ -16,7 +16,6 @@ from shoal.errors import AccessFailed
 from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import Prepared, Slots
 from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
-from shoal.tables.dense.methods import BUILT_IN
 from shoal.tables.dense.rows import DenseRows
 from shoal.tables.dense.torch_methods import TorchMethod
 from shoal.tables.spec import TableSpec
@@ -39,14 +38,16 @@ KEPT_BYTES = 32 << 10
 class DenseShard(DenseRows):
     """The rows `held` of a table, with their optimizer state: how pushes arrive and change them.
 
-    reads_lent:  whether updates may be in memory that cannot be written to: the access method is
-                 one of Shoal's own, and not one that torch computes
+    streams:     whether a push may be applied fragment by fragment, while it comes in
+    reads_lent:  whether updates may be in memory that cannot be written to; torch's own code, which
+                 computes some access methods, may write to an update
     """
+
+    streams = True
 
     def __init__(self, spec: TableSpec, held: KeyRange, of: DenseShard | None = None) -> None:
         super().__init__(spec, held, of)
-        self._built_in = spec.access.name in BUILT_IN
-        self.reads_lent = self._built_in and not isinstance(self.access, TorchMethod)
+        self.reads_lent = not isinstance(self.access, TorchMethod)
         self._staging = Staging()
         self._ready: dict[KeyRange, list[StagedRows]] = {}
         self._ready_bytes = 0
@@ -56,7 +57,7 @@ class DenseShard(DenseRows):
 
     def split(self, ranges: Sequence[KeyRange]) -> list[DenseShard]:
         """Return the shards of these ranges of whole fragments, which share this shard's memory."""
-        return [DenseShard(self.spec, rows, self) for rows in ranges]
+        return [type(self)(self.spec, rows, self) for rows in ranges]
 
     def part_of(self, staged: StagedRows, rows: KeyRange) -> StagedRows:
         """Return a copy of the part of a push for some of its rows, staged here."""
@@ -284,23 +285,10 @@ class DenseShard(DenseRows):
         """Return a prepared update of these rows; None if it does not count for all cells."""
         if not self.counts.covers_all(index, part):
             return None
-        if self._built_in:
-            return self.access.prepared(*self._piece(part), values)
-        return partial(self._run, *self._piece(part), values)
+        return self.access.prepared(*self._piece(part), values)
 
     def _run(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float | None) -> None:
-        """Apply an update with the access method.
-
-        Raises:
-            AccessFailed: the access method is a user's, and raised.
-        """
-        try:
-            self.access.apply(rows, slots, update, step, lr)
-        except Exception as error:
-            if self._built_in:
-                raise
-            kind, name = type(error).__name__, self.spec.access.name
-            raise AccessFailed(f"apply of access method {name!r} raised {kind}: {error}") from error
+        self.access.apply(rows, slots, update, step, lr)
 
     def _update(self, index: int, part: KeyRange, update: Merged) -> None:
         """Apply an update to its rows in `part` of a fragment; the caller counts it."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from shoal.errors import AccessFailed, InvariantBroken
+from shoal.errors import InvariantBroken
 from shoal.keys import KeyRange
 from shoal.protocol.machine import Discard, Note, Received, Send
 from shoal.protocol.messages.base import Part
@@ -126,27 +126,17 @@ def test_the_last_fragment_is_never_lent():
     assert server.begin(server.request(2, assign=True), ones()).sink.lends == 0
 
 
-@pytest.mark.parametrize("fails_at", [0, 1, 2])
-def test_a_push_whose_access_method_fails_is_refused_once_and_the_rest_dropped(fails_at):
+def test_pushes_whose_access_method_may_fail_are_not_streamed():
     server = Server(table())
-    shard = server.machine.state.replicas[0].shard
-    right, calls = shard.apply_piece, []
+    server.machine.state.replicas[0].shard.streams = False
+    assert not server.begin(server.request(0), ones()).sink.by_view
 
-    def fail(*args):
-        calls.append(args[1])
-        if len(calls) > fails_at:
-            raise AccessFailed("it burst")
-        right(*args)
 
-    shard.apply_piece = fail
-    land = server.begin(server.request(0), ones())
-    assert [code for _ in range(fails_at + 1) for code in codes(land())] == ["refused"]
-    assert land.sink.revoked
-    rest = server.machine.handle(Received("w", land.request, land.sink), 0.0)
-    assert codes(rest) == ["refused"]  # as a request that has been answered
-    assert len(calls) == fails_at + 1
-    shard.apply_piece = right
-    assert server.push(server.request(1), ones()) == ["applied"]
+def test_updates_that_an_access_method_may_write_to_are_not_lent():
+    server = Server(table())
+    server.machine.state.replicas[0].shard.reads_lent = False
+    sink = server.begin(server.request(0), ones()).sink
+    assert (sink.by_view, sink.lends) == (True, 0)
 
 
 def test_what_a_sender_left_half_done_is_finished_by_its_resend():

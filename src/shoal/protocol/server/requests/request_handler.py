@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shoal.errors import AccessFailed
 from shoal.protocol.limits import REPEATS_MAX, WINDOW
 from shoal.protocol.machine import Effects, EventTrace, Send, Sink
 from shoal.protocol.messages.requests import Computing, Nudge, Probe, Request
@@ -53,22 +52,6 @@ class RequestHandler:
         log, view = self._admission.logs[sender], self._admission.view
         return AdmittedRequest(sender, request, footprint, loads, log, view, False)
 
-    def land(self, payload: Sink, out: Effects) -> bool:
-        """Apply the fragment that has just come in; return whether it could be applied.
-
-        If the access method fails, the push is refused, and the rest of it dropped.
-        """
-        admitted: AdmittedRequest = payload.context
-        try:
-            landed = self._staging.land(payload)
-        except AccessFailed as error:
-            payload.revoke()
-            self._executor.answer(admitted, "refused", out, error.message)
-            return False
-        if landed:
-            out.append(Landed(admitted.request))
-        return landed
-
     def end_stream(
         self, admitted: AdmittedRequest, payload: Sink, out: Effects
     ) -> AdmittedRequest | None:
@@ -76,10 +59,10 @@ class RequestHandler:
 
         Return the request if all of it is applied, and None if the fragment cannot be applied.
         """
-        if not self.land(payload, out):
-            if admitted.log.outcomes.get(admitted.request.seq) != "refused":
-                self._executor.reply(out, admitted.sender, admitted.request, "missing")
+        if not self._staging.land(payload):
+            self._executor.reply(out, admitted.sender, admitted.request, "missing")
             return None
+        out.append(Landed(admitted.request))
         if not self._staging.end_stream(admitted):
             text = f"fragments of {admitted.request.describe()} were not applied"
             raise self._trace.broken(text)

@@ -208,14 +208,15 @@ class RequestStaging:
         """Return whether to apply a push while it comes in.
 
         A push is staged whole if it assigns rows, if it waits for a checkpoint clock, if other
-        servers have to get it, or if it was here before: parts of it may be in the rows.
+        servers have to get it, if its access method may fail, or if it was here before: parts of it
+        may be in the rows.
         """
         replicas = [self._replicas[number] for number, _, _ in footprint.pushes]
         return (
             not request.assign
             and request.seq not in log.parts
             and request.seq not in log.outcomes
-            and all(replica.alone for replica in replicas)
+            and all(replica.alone and replica.shard.streams for replica in replicas)
             and not any(self._checkpointer.holds(r.shard.spec, request.clock) for r in replicas)
         )
 

@@ -137,12 +137,14 @@ class RowStore(ScannedStore, Protocol):
     """A shard of a dense table, which also takes ranges of rows and streamed pushes.
 
     slots:       the state of its access method, by name
+    streams:     whether a push may be applied fragment by fragment, while it comes in
     reads_lent:  whether updates may be in memory that cannot be written to
 
     The state of rows is their values, and each slot's values for them.
     """
 
     slots: Mapping[str, Any]
+    streams: bool
     reads_lent: bool
 
     def stream(self, rows: KeyRange) -> Any: ...

@@ -200,7 +200,8 @@ class StreamConnection(Connection):
         turn, until, payload = 0, monotonic() + TURN_S, self._payload
         if self._stop or payload.put:  # whole messages, where the last call was interrupted
             self._take(arriving, deliver, malformed)
-            turn += self._tell_taken()
+            if self._outbox.owed >= TAKEN_BYTES:
+                turn += self._tell_taken()
         while True:
             target = payload.target() if payload.left and not payload.shared else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
@@ -222,17 +223,17 @@ class StreamConnection(Connection):
             else:
                 self._stop += count
             self._take(arriving, deliver, malformed)
-            turn += count + self._tell_taken()
+            turn += count
+            if self._outbox.owed >= TAKEN_BYTES:
+                turn += self._tell_taken()
             if count < into.nbytes:
                 return True  # the socket was empty; what came since makes it readable again
             if turn >= TURN_BYTES or monotonic() >= until:
                 return True
 
     def _tell_taken(self) -> int:
-        """Tell the peer how much of its ring is free again, if that is much; return the bytes."""
+        """Tell the peer how much of its ring is free again; return the bytes."""
         owed = self._outbox.owed
-        if owed < TAKEN_BYTES:
-            return 0
         self.flush()
         return owed
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.apps.ctr.columns import values
@@ -22,6 +22,7 @@ TEXTS = st.sampled_from(["a", " a", "007", "7.0", "7", "TRUE", "", "NA", "é", "
 
 
 @given(st.lists(st.lists(TEXTS, max_size=6), max_size=8), st.integers(0, 4))
+@example([["a", "a", "a", "a", " a"]], 4)
 def test_texts_have_their_keys_however_many_are_kept(batches, most):
     column = ColumnKeys("c", most)
     for texts in batches:

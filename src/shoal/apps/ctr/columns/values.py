@@ -94,7 +94,7 @@ class ColumnKeys:
             pairs: Iterable[tuple[str, bytes]] = zip(texts, digests, strict=True)
             if len(max(texts, key=len, default="")) > LENGTH_MOST:
                 pairs = (pair for pair in pairs if len(pair[0]) <= LENGTH_MOST)
-            self._kept.update(islice(pairs, self._most - before))
+            self._kept.update(islice(dict(pairs).items(), self._most - before))
         if self._all and len(self._kept) - before < len(texts):
             self._all = self._kept.keys() >= {*texts}
 

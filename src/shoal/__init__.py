@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shoal.tables.custom.shard import handler
     from shoal.tables.own_methods import access_method
     from shoal.tables.spec import TableSpec
+    from shoal.transport.tensors import shared_zeros
 
 _HOMES = {
     "shoal.apps.compare.command": "compare",
@@ -43,6 +44,7 @@ _HOMES = {
     "shoal.client.leases": "leases",
     "shoal.client.log": "log",
     "shoal.client.row_cache": "RowCache",
+    "shoal.transport.tensors": "shared_zeros",
     "shoal.ctr": "",
     "shoal.data.sampler": "Sampler",
     "shoal.engines.joining": "init",
@@ -83,6 +85,7 @@ __all__ = [
     "log",
     "nn",
     "save",
+    "shared_zeros",
     "ssp",
     "train",
     "word2vec",

@@ -24,7 +24,10 @@ DENSE = [
     for scheme in ("local", "tcp")
     for size in (1, 64)
     for what in ("push", "pull")
-] + ["push 64 MiB looked at", "push 64 MiB into a round"]
+] + [
+    f"push 64 MiB {kind}"
+    for kind in ("in place", "looked at", "into a round", "into a round in place")
+]
 
 
 SPARSE = ["push_pull 10k x 16", "push_pull 10k x 16, one at a time", "own method 10k x 16"]

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from shoal.errors import InvalidValue
+from shoal.protocol.machine import Outcome
+from shoal.pytorch.model import LossModel
 from shoal.strategies import StrategyOptions, strategies
+from shoal.transport.arena import arena
 from tests.strategies.problems import CENTRE, SGD, FlatModel, Repeated, around, quadratic, train
 
 
@@ -156,3 +159,22 @@ def test_groups_have_to_come_out_even(workers, redundancy):
 def test_what_cannot_work_is_refused(settings, message):
     with pytest.raises(InvalidValue, match=message):
         strategies["sync"](StrategyOptions(workers=2, settings=settings))
+
+
+@pytest.mark.parametrize(
+    "name", ["sync", "ssp", "asgd", "dc_asgd", "downpour", "double_buffering", "bmuf", "easgd"]
+)
+def test_what_a_strategy_pushes_is_in_memory_that_servers_read_in_place(name):
+    strategy = strategies[name](StrategyOptions(workers=2))
+    model = LossModel(torch.nn.Linear(100, 100))
+    begun = strategy.begin(model, 0)
+    try:
+        begun.send(None)
+        while True:
+            begun.send(Outcome())
+    except StopIteration:
+        pass
+    ops = getattr(strategy, "_buffers", None) or strategy._ops
+    pushes = ops.pushes({}, {})
+    assert pushes
+    assert all(arena.find(each.values) for each in pushes)

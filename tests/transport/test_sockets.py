@@ -14,6 +14,7 @@ from shoal.protocol.messages.base import PROTOCOL_VERSION
 from shoal.protocol.messages.requests import Nudge
 from shoal.testing.connections import CALLER, LISTENER, End, connected
 from shoal.transport import sockets
+from shoal.transport.arena import arena
 from shoal.transport.base import transport_for
 from shoal.transport.handshake import challenge, hello, judge
 from shoal.transport.shared import RING_BYTES, Outlet, receive_with, send_with
@@ -65,11 +66,16 @@ def door(tmp_path):
     door.listener.close()
 
 
-@pytest.mark.parametrize("what", ["unsealed memory", "a file", "two rings"])
-def test_a_caller_that_passes_anything_but_one_ring_is_refused(door, what):
+@pytest.mark.parametrize("what", ["unsealed memory", "a file", "two rings", "three descriptors"])
+def test_a_caller_that_passes_anything_but_a_ring_and_an_arena_is_refused(door, what):
     outlet, null = Outlet(), os.open(os.devnull, os.O_RDONLY)
     bad = ring_like(seals=0)
-    start_clock = {"unsealed memory": [bad], "a file": [null], "two rings": [outlet.fd, outlet.fd]}
+    start_clock = {
+        "unsealed memory": [bad],
+        "a file": [null],
+        "two rings": [outlet.fd, outlet.fd],
+        "three descriptors": [outlet.fd, arena.fd, arena.fd],
+    }
     before = descriptors()
     for _ in range(20):
         with pytest.raises((BadSharedMemory, HandshakeFailed)):
@@ -93,7 +99,7 @@ def test_a_caller_that_dies_in_the_handshake_fails_it(door):
 
 def test_without_a_ring_both_ends_use_the_socket(tmp_path, monkeypatch):
     """The listener had no descriptor left for it: both go on over the socket."""
-    without = lambda sock, data, outlet: send_with(sock, data, None)  # noqa: E731
+    without = lambda sock, data, outlet, more: send_with(sock, data, None)  # noqa: E731
     monkeypatch.setattr(sockets, "send_with", without)
     before = descriptors()
     address = f"unix://{tmp_path}/s"
@@ -116,7 +122,8 @@ def test_a_caller_refuses_a_listener_that_passes_other_than_one_ring(rings):
     def listen():
         theirs.sendall(encode(asked))
         data, descriptors = receive_with(theirs, 1000)
-        os.close(descriptors[0])
+        for each in descriptors:
+            os.close(each)
         verdict = judge(LISTENER, asked, message_of(data), rings=True)
         send_each_with(theirs, encode(verdict), start_clock)
 

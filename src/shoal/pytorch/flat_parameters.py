@@ -1,7 +1,8 @@
 """FlatParams: parameters as views of flat buffers, one per dtype and parameter group.
 
-Pulls write into the model, and pushes read from the gradients, without a copy of the model. Each
-parameter has a storage of its own, for its own rows, so that torch saves no others with it.
+Pulls write into the model, and pushes read from the gradients, without a copy of the model. The
+gradients are in memory that servers of this host read in place. Each parameter has a storage of its
+own, for its own rows, so that torch saves no others with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from shoal.errors import InvalidValue
 from shoal.strategies.base import WIRE_TAIL
 from shoal.tables.spec import ITEM_SIZES, Span
+from shoal.transport.tensors import shared_zeros
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
@@ -120,7 +122,7 @@ class FlatParams:
     def _flatten(self, buffer: str, parameters: list[nn.Parameter]) -> None:
         dtype = parameters[0].dtype
         total = sum(-(-p.numel() // ALIGN) * ALIGN for p in parameters)
-        values, wire = _memory(total, dtype), _memory(total + WIRE_TAIL, dtype)
+        values, wire = _memory(total, dtype), _shared(total + WIRE_TAIL, dtype)
         named = len(parameters) <= NAMED_MOST
         spans, offset = [], 0
         for number, parameter in enumerate(parameters):
@@ -308,6 +310,12 @@ def _memory(count: int, dtype: torch.dtype) -> np.ndarray:
     memory = np.zeros(size + 64, np.uint8)
     start = -memory.ctypes.data % 64
     return memory[start : start + size]
+
+
+def _shared(count: int, dtype: torch.dtype) -> np.ndarray:
+    """Return zeroed memory that servers of this host read in place."""
+    memory: np.ndarray = shared_zeros(count * dtype.itemsize, dtype=torch.uint8).numpy()
+    return memory
 
 
 def piece_of(

@@ -87,12 +87,12 @@ class Downpour(ServerStrategy):
         return int(self.settings.n_push)
 
     def _bind(self, model: Model) -> None:
-        import torch
+        from shoal.transport.tensors import shared_zeros
 
         for buffer in model.grads:
             options = self.options.access_of(buffer).options
             self._schedules[buffer] = schedule_lr({"lr": 0.0, **options})
-        self._accrued = {buffer: torch.zeros_like(each) for buffer, each in model.grads.items()}
+        self._accrued = {b: shared_zeros(len(g), dtype=g.dtype) for b, g in model.grads.items()}
         self._ops = TableOps(model, self.options.prefix, self._accrued)
 
     def step(self, model: Model, batch: Any) -> Generator[Any, Any, StepResult]:
@@ -277,8 +277,10 @@ class DoubleBuffering(ServerStrategy):
     def _bind(self, model: Model) -> None:
         import torch
 
+        from shoal.transport.tensors import shared_zeros
+
         self._ticket = None
-        self._sent = {buffer: torch.empty_like(each) for buffer, each in model.grads.items()}
+        self._sent = {b: shared_zeros(len(g), dtype=g.dtype) for b, g in model.grads.items()}
         self._fresh = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
         self._buffers = TableOps(model, self.options.prefix, self._sent, self._fresh)
         for buffer, values in model.values.items():

@@ -103,8 +103,10 @@ class EASGD(Strategy):
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         import torch
 
+        from shoal.transport.tensors import shared_zeros
+
         self._centre = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
-        self._moves = {buffer: torch.empty_like(each) for buffer, each in model.values.items()}
+        self._moves = {b: shared_zeros(len(v), dtype=v.dtype) for b, v in model.values.items()}
         self._ops = TableOps(model, self.options.prefix, self._moves, self._centre)
         self._inner.bind(model, model.grads)
         yield from self._ops.begin(writes=rank == 0 and not clock)

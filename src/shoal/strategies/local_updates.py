@@ -120,7 +120,12 @@ class LocalUpdates(Strategy):
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         import torch
 
-        wires = {b: each.new_empty(len(each) + WIRE_TAIL) for b, each in model.values.items()}
+        from shoal.transport.tensors import shared_zeros
+
+        wires = {
+            buffer: shared_zeros(len(values) + WIRE_TAIL, dtype=values.dtype)
+            for buffer, values in model.values.items()
+        }
         self._moved = {buffer: wire[:-WIRE_TAIL] for buffer, wire in wires.items()}
         self._ops = TableOps(model, self.options.prefix, self._moved)
         self._inner.bind(model, model.grads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import pairwise
 from time import monotonic
 
@@ -21,6 +22,7 @@ from shoal.testing.connections import (
     raises,
 )
 from shoal.testing.messages import EXAMPLES
+from shoal.transport.arena import arena
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -111,7 +113,12 @@ def payloads_land_in_their_sinks(make: Make) -> None:
 
 
 def _one_payload(pair: Pair, size: int, pieces: int) -> None:
-    data, into = noise(size, pieces), bytearray(b"\xaa" * (size + 16))
+    for place in PLACES:
+        _one_payload_from(pair, place(noise(size, pieces)), size, pieces)
+
+
+def _one_payload_from(pair: Pair, data: memoryview, size: int, pieces: int) -> None:
+    into = memoryview(bytearray(b"\xaa" * (size + 16)))
     pair.callee.delivered.clear()
     pair.callee.announced.clear()
     views = _cut(into, pieces)
@@ -148,21 +155,27 @@ def a_discarded_payload_is_drained(make: Make) -> None:
         for size in (1, 64 * KIB, 5 * MIB):
             pair.callee.delivered.clear()
             pair.callee.sinks = lambda nbytes: None if nbytes != 7 else Sink([_memory(nbytes)])
-            pair.caller.send(nudge(1), memoryview(noise(size)))
+            for place in PLACES:
+                pair.caller.send(nudge(1), place(noise(size)))
             pair.caller.send(nudge(2), memoryview(b"1234567"))
-            pair.pump(lambda: len(pair.callee.delivered) == 2)
-            (first, nothing), (second, sink) = pair.callee.delivered
+            pair.pump(lambda: len(pair.callee.delivered) == 1 + len(PLACES))
+            *_, (first, nothing), (second, sink) = pair.callee.delivered
             assert (first, second, nothing) == (nudge(1), nudge(2), None)
             assert content(sink) == b"1234567"
 
 
 def a_revoked_sink_is_not_written_to(make: Make) -> None:
     """Revoke a sink while its payload is under way: the rest is dropped, what follows is intact."""
+    for place in PLACES:
+        _one_revoked_from(make, place)
+
+
+def _one_revoked_from(make: Make, place: Place) -> None:
     with connected(make) as pair:
         into = bytearray(40 * MIB)
         sink = Sink([memoryview(into)[: MIB + 1], memoryview(into)[MIB + 1 :]])
         pair.callee.sinks = lambda nbytes: sink if nbytes == len(into) else Sink([_memory(nbytes)])
-        pair.caller.send(nudge(1), memoryview(noise(len(into))))
+        pair.caller.send(nudge(1), place(noise(len(into))))
         pair.caller.send(nudge(2), memoryview(b"1234567"))
         pair.pump(lambda: bool(pair.callee.announced))
         sink.revoke()
@@ -180,18 +193,19 @@ def a_sink_is_delivered_by_view_if_it_asks_for_that(make: Make) -> None:
     sizes = (7, 3), (100 * KIB, 30_001), (9 * MIB, MIB), (9 * MIB, 1_000_003), (9 * MIB, 70_001)
     for size, step in sizes:
         for lends in (False, True):
-            with connected(make) as pair:
-                _one_by_view(pair, noise(size), step, lends)
+            for place in PLACES:
+                with connected(make) as pair:
+                    _one_by_view(pair, place(noise(size)), step, lends)
 
 
-def _one_by_view(pair: Pair, data: bytes, step: int, lends: bool) -> None:
+def _one_by_view(pair: Pair, data: memoryview, step: int, lends: bool) -> None:
     memory = _memory(step)
     views = [memory[: min(step, len(data) - start)] for start in range(0, len(data), step)]
     sink = Sink(views, by_view=True, lends=len(views) * lends)
     own, seen = list(views), []
     pair.callee.sinks = lambda nbytes: sink
     pair.callee.on_deliver = lambda sink: seen.append(sink.views[sink.landed - 1].tobytes())
-    pair.caller.send(nudge(1), memoryview(data))
+    pair.caller.send(nudge(1), data)
     pair.caller.send(nudge(2))
     pair.pump(lambda: nudge(2) in pair.callee.messages)
     assert len(seen) == len(views), f"{len(views)} views, delivered {len(seen)} times"
@@ -203,10 +217,11 @@ def _one_by_view(pair: Pair, data: bytes, step: int, lends: bool) -> None:
 def a_sink_by_view_may_be_revoked_between_two(make: Make) -> None:
     """Check that the rest is dropped, the sink delivered once more, and what follows intact."""
     for lends in (False, True):
-        _one_revoked(make, lends)
+        for place in PLACES:
+            _one_revoked(make, place, lends)
 
 
-def _one_revoked(make: Make, lends: bool) -> None:
+def _one_revoked(make: Make, place: Place, lends: bool) -> None:
     with connected(make) as pair:
         memory = memoryview(bytearray(MIB))
         sink = Sink([memory] * 9, by_view=True, lends=9 * lends)
@@ -218,7 +233,7 @@ def _one_revoked(make: Make, lends: bool) -> None:
                 memory[:] = bytes(MIB)
 
         pair.callee.on_deliver = revoke
-        pair.caller.send(nudge(1), memoryview(noise(9 * MIB)))
+        pair.caller.send(nudge(1), place(noise(9 * MIB)))
         pair.caller.send(nudge(2), memoryview(b"1234567"))
         pair.pump(lambda: nudge(2) in pair.callee.messages)
         assert memory == bytes(MIB), "a sink was written to after it was revoked"
@@ -243,8 +258,13 @@ def a_sink_of_another_size_is_refused(make: Make) -> None:
 
 def lent_rows_may_change_after_their_recall(make: Make) -> None:
     """Recall the rows of messages that are far larger than what leaves at once."""
+    for place in PLACES:
+        _one_recalled(make, place)
+
+
+def _one_recalled(make: Make, place: Place) -> None:
     with connected(make) as pair:
-        source, guard = bytearray(noise(20 * MIB)), CopyOnWriteGuard()
+        source, guard = place(noise(20 * MIB)), CopyOnWriteGuard()
         for _ in range(2):
             pair.caller.send(nudge(1), *_cut(source, 5), guard=guard)
         guard.recall()
@@ -255,14 +275,32 @@ def lent_rows_may_change_after_their_recall(make: Make) -> None:
 
 
 def buffers_are_not_borrowed_after_detach(make: Make) -> None:
+    """Detach at once, and when the peer has read a part."""
+    for place in PLACES:
+        for reads in (0, 3):
+            for views in (False, True):
+                _one_detached(make, place, reads, views)
+
+
+def _one_detached(make: Make, place: Place, reads: int, by_view: bool) -> None:
     with connected(make) as pair:
-        source = bytearray(noise(20 * MIB))
+        source, seen = place(noise(40 * MIB)), bytearray()
+        if by_view:
+            views = [_memory(MIB + 1) for _ in range(39)] + [_memory(MIB - 39)]
+            sink = Sink(views, by_view=True, lends=40)
+            pair.callee.sinks = lambda nbytes: sink
+            pair.callee.on_deliver = lambda sink: seen.extend(sink.views[sink.landed - 1])
         pair.caller.send(nudge(0), *_cut(source, 5))
+        for _ in range(reads):
+            pair.callee.receive()
+            pair.caller.receive()
         pair.caller.connection.detach()
         source[:] = bytes(len(source))
-        pair.pump(lambda: len(pair.callee.delivered) == 1)
-        late = content(pair.callee.delivered[0][1])
-        assert late == noise(20 * MIB), "what waited was read from its buffer"
+        pair.caller.send(nudge(1))
+        pair.pump(lambda: nudge(1) in pair.callee.messages)
+        late = bytes(seen) if by_view else content(pair.callee.delivered[0][1])
+        assert late == noise(40 * MIB), "what waited was read from its buffer"
+        assert source == bytes(len(source)), "the buffer is not its owner's"
 
 
 def the_backlog_is_what_was_given_and_not_sent(make: Make) -> None:
@@ -289,7 +327,8 @@ def anything_arrives_both_ways_at_once(make: Make) -> None:
     with connected(make) as pair:
         ends, sent, guard = (pair.caller, pair.callee), ([], []), CopyOnWriteGuard()  # type: ignore[var-annotated]
         for number in range(120):
-            side, data = draw.randrange(2), bytearray(noise(draw.choice(sizes), number))
+            side, place = draw.randrange(2), draw.choice(PLACES)
+            data = place(noise(draw.choice(sizes), number))
             sent[side].append((nudge(number), bytes(data)))
             lent = draw.random() < 0.3
             views = _cut(data, 1 + draw.randrange(4)) if data else []
@@ -314,6 +353,17 @@ def content(sink: Sink | None) -> bytes:
     return b"" if sink is None else b"".join(sink.views)
 
 
+def in_arena(data: bytes) -> memoryview:
+    """Return a copy of data in memory that peers read in place."""
+    memory = arena.zeros(len(data) + 1)[: len(data)]
+    memory[:] = data
+    return memory
+
+
+Place = Callable[[bytes], memoryview]
+PLACES: tuple[Place, ...] = (lambda data: memoryview(bytearray(data)), in_arena)
+
+
 def _memory(nbytes: int) -> memoryview:
     return memoryview(bytearray(nbytes))
 
@@ -322,15 +372,14 @@ def noise(nbytes: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(nbytes)
 
 
-def _cut(data: bytes | bytearray, pieces: int) -> list[memoryview]:
+def _cut(data: memoryview, pieces: int) -> list[memoryview]:
     """Return uneven consecutive views of `data`, the first of one byte, an empty one among them."""
-    view = memoryview(data)
     draw = random.Random(pieces)
     inner = sorted(draw.randrange(len(data) + 1) for _ in range(pieces - 1))
     edges = [0, min(1, len(data)), *inner, len(data)] if pieces > 1 else [0, len(data)]
     edges.sort()
-    views = [view[a:b] for a, b in pairwise(edges)]
-    return [*views[:1], view[:0], *views[1:]]
+    views = [data[a:b] for a, b in pairwise(edges)]
+    return [*views[:1], data[:0], *views[1:]]
 
 
 def nudge(number: int) -> Nudge:

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shoal.errors import BadLength
 from shoal.protocol.machine import CopyOnWriteGuard
+from shoal.transport.arena import WINDOW_BYTES, Extent, arena
 from shoal.transport.shared import Outlet, chunk_of
-from shoal.transport.wire import LINE_BYTES, PUT, TAKEN, signal
+from shoal.transport.wire import LINE_BYTES, PUT, READ, TAKEN, lend, signal
 
 BUFFERS_A_CALL = 512  # below IOV_MAX
 
@@ -18,13 +20,15 @@ BUFFERS_A_CALL = 512  # below IOV_MAX
 class _Piece(msgspec.Struct, eq=False):
     """Unsent bytes.
 
-    chunk:  the bytes per chunk through the ring of shared memory; 0 for the socket
-    lent:   whether the bytes are copied when the guard recalls them
+    chunk:    the bytes per chunk through the ring of shared memory; 0 for the socket
+    guarded:  whether the bytes are copied when the guard recalls them
+    lent:     whether the peer reads the bytes where they are, in this process's arena
     """
 
     view: memoryview
     chunk: int
-    lent: bool
+    guarded: bool
+    lent: bool = False
 
 
 class Outbox:
@@ -39,6 +43,10 @@ class Outbox:
         self.backlog = 0  # unsent bytes
         self.wants_write = False  # whether the next bytes wait for the socket, not for the ring
         self.owed = 0  # bytes taken from the peer's ring, of which the peer was not told
+        self.read = 0  # bytes read in the peer's arena, of which the peer was not told
+        self.lends = False  # whether the peer has mapped this process's arena
+        self._announced: deque[tuple[Extent, int]] = deque()  # bytes that the peer has not read
+        self._window = WINDOW_BYTES  # of which so much is left
         self._next: deque[_Piece] = deque()
         self._later: deque[_Piece] = deque()
 
@@ -61,15 +69,18 @@ class Outbox:
         nbytes: int,
         guard: CopyOnWriteGuard | None,
     ) -> None:
-        """Queue a frame whose payload of `nbytes` goes through the ring."""
+        """Queue a frame whose payload of `nbytes` is lent, or goes through the ring."""
         self._keep(memoryview(head), 0, None)
         chunk = chunk_of(nbytes)
-        for buffer in buffers:
-            if buffer.nbytes:
-                self._keep(buffer, chunk, guard)
+        held = [buffer for buffer in buffers if buffer.nbytes]
+        lent = self.lends and guard is None and all(map(arena.find, held))
+        for buffer in held:
+            self._keep(buffer, chunk, guard, lent)
 
-    def _keep(self, view: memoryview, chunk: int, guard: CopyOnWriteGuard | None) -> None:
-        self._later.append(_Piece(view, chunk, guard is not None))
+    def _keep(
+        self, view: memoryview, chunk: int, guard: CopyOnWriteGuard | None, lent: bool = False
+    ) -> None:
+        self._later.append(_Piece(view, chunk, guard is not None, lent))
         self.backlog += view.nbytes
         if guard is not None:
             guard.keep(self._recalled)
@@ -87,26 +98,67 @@ class Outbox:
                 return
 
     def _prepare(self) -> None:
-        """Move the next pieces to `_next`; put a chunk into the ring; add a TAKEN that is owed."""
+        """Move the next pieces to `_next`; put or lend some bytes; add signals that are owed."""
         later = self._later
-        while later and not later[0].chunk:
-            self._next.append(later.popleft())
+        while later and (not later[0].chunk or (later[0].lent and self._window)):
+            if later[0].lent:
+                self._lend()
+            else:
+                self._next.append(later.popleft())
         if self._fits():
             self._fill()
         if self.owed:
             self._signal(TAKEN, self.owed)
             self.owed = 0
+        if self.read:
+            self._signal(READ, self.read)
+            self.read = 0
 
     def _fits(self) -> bool:
-        """Return whether bytes for the ring come next, and there is room."""
-        return bool(self._later) and self.outlet is not None and self.outlet.lines > 0
+        """Return whether bytes for the ring or from the arena come next, and there is room."""
+        if not self._later:
+            return False
+        if self._later[0].lent:
+            return self._window > 0
+        return self.outlet is not None and self.outlet.lines > 0
+
+    def _lend(self) -> None:
+        """Tell the peer where the next bytes lie."""
+        first = self._later[0]
+        count = min(first.view.nbytes, self._window)
+        found = arena.find(first.view)
+        assert found is not None, "lent memory is not freed"
+        extent, offset = found
+        self._announced.append((extent, count))
+        self._window -= count
+        self.backlog -= count
+        if count == first.view.nbytes:
+            self._later.popleft()
+        else:
+            first.view = first.view[count:]
+        self._queue(lend(offset, count))
+
+    def was_read(self, count: int) -> None:
+        """Note that the peer has read `count` lent bytes.
+
+        Raises:
+            BadLength: so many were not lent.
+        """
+        if count > WINDOW_BYTES - self._window:
+            raise BadLength(f"{count} bytes read where {WINDOW_BYTES - self._window} were lent")
+        self._window += count
+        while count:
+            extent, held = self._announced.popleft()
+            if held > count:
+                self._announced.appendleft((extent, held - count))
+            count -= min(held, count)
 
     def _fill(self) -> None:
         """Put the next chunk into the ring, and add its PUT."""
         later, count = self._later, 0
         assert self.outlet is not None
         left = min(later[0].chunk, self.outlet.lines * LINE_BYTES)
-        while left and later and later[0].chunk:
+        while left and later and later[0].chunk and not later[0].lent:
             first = later[0]
             put = self.outlet.put(first.view, left)
             count += put
@@ -120,7 +172,10 @@ class Outbox:
         self._signal(PUT, count)
 
     def _signal(self, kind: int, count: int) -> None:
-        view = memoryview(signal(kind, count))
+        self._queue(signal(kind, count))
+
+    def _queue(self, frame: bytes) -> None:
+        view = memoryview(frame)
         self._next.append(_Piece(view, 0, False))
         self.backlog += view.nbytes
 
@@ -149,13 +204,18 @@ class Outbox:
         self.outlet.taken(count)
 
     def detach(self) -> None:
-        """Copy all unsent bytes, so that no buffer is borrowed any more."""
+        """Copy all unsent bytes, so that no buffer is borrowed any more.
+
+        What the peer is reading in the arena stays there, and the buffer gets other memory.
+        """
         for piece in (*self._next, *self._later):
             _copy(piece)
+        for extent in {extent for extent, _ in self._announced}:
+            arena.move(extent)
 
     def _recalled(self) -> None:
         for piece in (*self._next, *self._later):
-            if piece.lent:
+            if piece.guarded:
                 _copy(piece)
 
     def clear(self) -> None:
@@ -164,8 +224,14 @@ class Outbox:
         self.backlog = 0
         self.wants_write = False
 
-    def close(self) -> None:
+    def close(self, gone: bool) -> None:
+        """Drop the backlog; with `gone` the peer has ended the connection, and reads no more."""
         self.clear()
+        if self._announced and not gone:
+            self.detach()
+            for extent, _ in self._announced:
+                arena.keep(extent)
+        self._announced.clear()
         if self.outlet is not None:
             self.outlet.close()
             self.outlet = None
@@ -173,4 +239,4 @@ class Outbox:
 
 def _copy(piece: _Piece) -> None:
     piece.view = memoryview(bytes(piece.view))
-    piece.lent = False
+    piece.guarded = piece.lent = False

@@ -5,9 +5,10 @@ from __future__ import annotations
 from shoal.protocol.machine import Sink
 from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId
+from shoal.transport.arena import PeerArena
 from shoal.transport.base import Deliver
 from shoal.transport.outbox import Outbox
-from shoal.transport.shared import LENT_BYTES, Inlet
+from shoal.transport.shared import Inlet
 from shoal.transport.wire import LINE_BYTES
 
 SCRATCH_BYTES = 64 << 10
@@ -21,17 +22,21 @@ class Payload:
 
     Attributes:
         left: the bytes that have not arrived; 0 if no payload is under way.
-        shared: whether the payload comes through the peer's ring of shared memory.
+        shared: whether the payload comes through shared memory.
         inlet: the peer's ring.
         put: the bytes in the ring that have not been taken.
+        arena: the peer's arena.
+        lent: the bytes in the arena that the peer has announced, and that have not been read.
     """
 
     def __init__(self, outbox: Outbox) -> None:
-        """Create a payload; `outbox` tells the peer how much of its ring is free again."""
+        """Create a payload; `outbox` tells the peer how much of its memory was read."""
         self.left = 0
         self.shared = False
         self.inlet: Inlet | None = None
         self.put = 0
+        self.arena: PeerArena | None = None
+        self.lent = 0
         self._outbox = outbox
         self._peer = ""
         self._message: Message | None = None  # None where it could not be understood
@@ -92,60 +97,100 @@ class Payload:
 
     # ------------------------------------------------------------------ through shared memory
 
-    def told(self, nbytes: int) -> None:
-        """Note that the peer has put `nbytes` more bytes into its ring."""
-        self.put += nbytes
+    def told_put(self, nbytes: int, deliver: Deliver) -> None:
+        """Note that the peer has put `nbytes` more bytes into its ring, and take what is there.
 
-    def take_put(self, deliver: Deliver) -> None:
-        """Take the bytes that the peer has put; a later call resumes after an exception.
+        Bytes of its arena may come before them, where it has taken back what it did not announce.
+        """
+        while self.lent:
+            self._copy(deliver)
+        self.put += nbytes
+        self.take(deliver)
+
+    def told_lent(self, offset: int, nbytes: int, deliver: Deliver) -> None:
+        """Note that the next `nbytes` bytes lie in the peer's arena, and take what is there."""
+        assert self.arena is not None
+        self.arena.announce(offset, nbytes)
+        self.lent += nbytes
+        self.take(deliver)
+
+    def take(self, deliver: Deliver) -> None:
+        """Take the bytes that are in shared memory; a later call resumes after an exception.
 
         A view that can be lent waits until all of it is there.
         """
-        while self.put and self.inlet is not None:  # a delivery may close this
-            sink = self._lender(self.inlet)
+        while there := self.put or self.lent:
+            sink = self._lender()
             if sink is None:
-                target = self.up_to_line(self.target()[: self.put])
-                self.inlet.take(target)
-                self.put -= target.nbytes
-                self._give_back(target.nbytes, self.inlet)
-                self.wrote(target.nbytes, deliver)
-            elif sink.views[self._view].nbytes <= self.put:
-                self._lend(sink, self.inlet, deliver)
+                self._copy(deliver)
+            elif sink.views[self._view].nbytes <= there:
+                self._lend(sink, deliver)
             else:
                 return
 
-    def _lender(self, inlet: Inlet) -> Sink | None:
-        """Return the sink if its next view may be lent, and will lie in the ring in one piece."""
+    def _copy(self, deliver: Deliver) -> None:
+        """Copy bytes out of shared memory, up to the end of a view."""
+        source = self._source()
+        target = self.target()[: self.put or self.lent]
+        if source is self.inlet:
+            target = self.up_to_line(target)
+        source.take(target)
+        self._took(target.nbytes)
+        self._give_back(target.nbytes, source)
+        self.wrote(target.nbytes, deliver)
+
+    def _lender(self) -> Sink | None:
+        """Return the sink if its next view may be lent, and will lie there in one piece."""
         sink, number = self._sink, self._view
         if sink is None or number >= sink.lends or sink.revoked or self._read != self._edge:
             return None
-        return sink if sink.views[number].nbytes <= min(inlet.in_one_piece, LENT_BYTES) else None
+        source = self._source()
+        most = min(source.in_one_piece, source.most)
+        return sink if sink.views[number].nbytes <= most else None
 
-    def _lend(self, sink: Sink, inlet: Inlet, deliver: Deliver) -> None:
-        """Deliver a view from the ring without a copy."""
+    def _lend(self, sink: Sink, deliver: Deliver) -> None:
+        """Deliver a view from the peer's memory without a copy."""
         number = self._view
         own = sink.views[number]
-        sink.views[number] = inlet.look(own.nbytes)
-        self.put -= own.nbytes
+        source = self._source()
+        sink.views[number] = source.look(own.nbytes)
+        self._took(own.nbytes)
         try:
             self.wrote(own.nbytes, deliver)
         finally:
             if not sink.revoked:
                 sink.views[number] = own
-            if self.inlet is not None:
-                self._give_back(own.nbytes, inlet)
+            self._give_back(own.nbytes, source)
 
-    def _give_back(self, count: int, inlet: Inlet) -> None:
-        """Give back `count` bytes of the ring: from now on the peer may write there."""
-        self._outbox.owed += count
-        if not self.put:  # at the end of a chunk, which is within a line at a payload's end alone
-            self._outbox.owed += inlet.end_chunk()
+    def _source(self) -> Inlet | PeerArena:
+        """Return where the next bytes are."""
+        source = self.inlet if self.put else self.arena
+        assert source is not None
+        return source
+
+    def _took(self, count: int) -> None:
+        if self.put:
+            self.put -= count
+        else:
+            self.lent -= count
+
+    def _give_back(self, count: int, source: Inlet | PeerArena) -> None:
+        """Give back `count` bytes of the peer's memory: from now on it may write there."""
+        if source is self.arena:
+            self._outbox.read += count
+        elif source is self.inlet:
+            self._outbox.owed += count
+            if not self.put:  # the end of a chunk: within a line at a payload's end alone
+                self._outbox.owed += self.inlet.end_chunk()
 
     def close(self) -> None:
         if self._sink is not None:
             self._sink.revoke()
         self._message = self._sink = None
-        self.left = self.put = 0
+        self.left = self.put = self.lent = 0
         if self.inlet is not None:
             self.inlet.close()
             self.inlet = None
+        if self.arena is not None:
+            self.arena.close()
+            self.arena = None

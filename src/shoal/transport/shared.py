@@ -14,6 +14,7 @@ import fcntl
 import mmap
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 
 from shoal.errors import BadLength, BadSharedMemory
@@ -24,8 +25,7 @@ CHUNK_BYTES = 256 << 10  # bytes per PUT signal, of a payload of 1 MiB
 ONE_CHUNK_BYTES = 512 << 10  # up to here a payload is one chunk: a signal costs more than it saves
 CHUNK_BYTES_MAX = 1 << 20  # bytes per PUT signal, of a large payload
 TAKEN_BYTES = RING_BYTES // 2  # bytes per TAKEN signal
-# A larger view is copied: what waits and what is owed have to leave the peer a line of room.
-LENT_BYTES = RING_BYTES - TAKEN_BYTES - LINE_BYTES
+DESCRIPTORS_MAX = 2  # of a greeting: a ring's, and an arena's
 SHARED_BYTES = 32 << 10  # a smaller payload is faster through the socket
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -103,6 +103,10 @@ class Outlet:
 class Inlet:
     """The peer's ring, whose contents may change at any time: only values are read in place."""
 
+    # Bytes of a view that is lent; a larger one is copied. What waits and what is owed have to
+    # leave the peer a line of room.
+    most = RING_BYTES - TAKEN_BYTES - LINE_BYTES
+
     def __init__(self, fd: int) -> None:
         """Map the ring, and close its descriptor.
 
@@ -157,20 +161,24 @@ class Inlet:
             self._map.close()
 
 
-def send_with(sock: socket.socket, data: bytes, outlet: Outlet | None) -> None:
-    """Send a greeting with the ring's descriptor, if there is a ring."""
+def send_with(
+    sock: socket.socket, data: bytes, outlet: Outlet | None, more: Sequence[int] = ()
+) -> None:
+    """Send a greeting with the ring's descriptor, if there is a ring, and `more` behind it."""
     if outlet is None:
         sock.sendall(data)
         return
-    sent = socket.send_fds(sock, [data], [outlet.fd])
+    sent = socket.send_fds(sock, [data], [outlet.fd, *more])
     outlet.passed()
     if sent < len(data):
         sock.sendall(data[sent:])
 
 
 def receive_with(sock: socket.socket, nbytes: int) -> tuple[bytes, list[int]]:
-    """Receive a part of a greeting, and the descriptors that came with it: one at most."""
+    """Receive a part of a greeting, and the descriptors that came with it."""
     if sock.family != socket.AF_UNIX:
         return sock.recv(nbytes), []
-    data, descriptors, _, _ = socket.recv_fds(sock, nbytes, 1, socket.MSG_CMSG_CLOEXEC)
+    data, descriptors, _, _ = socket.recv_fds(
+        sock, nbytes, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC
+    )
     return data, descriptors

@@ -13,6 +13,7 @@ from shoal.errors import BadVersion, HandshakeFailed, HandshakeRefused
 from shoal.protocol.messages.base import Message
 from shoal.protocol.messages.handshake import Challenge
 from shoal.transport import handshake
+from shoal.transport.arena import arena
 from shoal.transport.base import NO_TURN, Connection, Identity, Listener, Turn
 from shoal.transport.shared import Inlet, Outlet, receive_with, send_with
 from shoal.transport.stream import HANDSHAKE_BYTES_MAX, StreamConnection
@@ -90,7 +91,7 @@ def shake(
 
 
 class _Caller:
-    """The connecting side, which offers a ring of shared memory to a listener of this host."""
+    """The connecting side, which offers a ring and its arena to a listener of this host."""
 
     def __init__(self, sock: socket.socket, until: float) -> None:
         self._outlet: Outlet | None = None
@@ -111,9 +112,12 @@ class _Caller:
     def _introduce(self, me: Identity, asked: Message) -> StreamConnection:
         said = handshake.hello(me, asked)
         assert isinstance(asked, Challenge)
+        more: list[int] = []
         if self._sock.family == socket.AF_UNIX:
             self._outlet = Outlet()
-        send_with(self._sock, encode(said), self._outlet)
+            with suppress(OSError):  # without an arena nothing is lent
+                more.append(arena.fd)
+        send_with(self._sock, encode(said), self._outlet, more)
         welcome = handshake.conclude(me, asked, said, self._read_message())
         inlet = None
         if welcome.rings:
@@ -124,7 +128,7 @@ class _Caller:
             self._let_go()
         tune(self._sock)
         connection = StreamConnection(self._sock, me, welcome.node)
-        connection.share(self._outlet, inlet)
+        connection.share(self._outlet, inlet, welcome.arena)
         return connection
 
     def give_up(self) -> None:

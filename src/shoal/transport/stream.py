@@ -19,15 +19,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 
+from msgspec.structs import replace
+
 from shoal.errors import BadMessage, BadSharedMemory, HandshakeFailed
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
 from shoal.protocol.messages.base import Message
 from shoal.protocol.messages.handshake import Challenge, Denied, Hello, Welcome
 from shoal.transport import handshake
+from shoal.transport.arena import READ_BYTES, WINDOW_BYTES, PeerArena
 from shoal.transport.base import Arriving, Connection, Deliver, Identity, Malformed, sink_for
 from shoal.transport.outbox import BUFFERS_A_CALL, Outbox
 from shoal.transport.payload import STRAIGHT_BYTES, Payload
 from shoal.transport.shared import (
+    DESCRIPTORS_MAX,
     RING_BYTES,
     SHARED_BYTES,
     TAKEN_BYTES,
@@ -37,9 +41,12 @@ from shoal.transport.shared import (
     send_with,
 )
 from shoal.transport.wire import (
+    LENT,
     LINE_BYTES,
+    OFFSET_BYTES,
     PREFIX,
     PUT,
+    READ,
     SHARED,
     TAKEN,
     decode,
@@ -83,7 +90,8 @@ class StreamConnection(Connection):
         self._inbox_bytes = INBOX_BYTES if asked is None else HANDSHAKE_BYTES_MAX
         self._inbox = memoryview(bytearray(self._inbox_bytes))
         self._start = self._stop = 0  # the bounds of the inbox's bytes that are not taken yet
-        self._greeted_with: list[int] = []  # the descriptor of the caller's ring
+        self._greeted_with: list[int] = []  # the descriptors of the caller's ring and arena
+        self._gone = False  # whether the peer has ended the connection
         self._outbox = Outbox()
         self._payload = Payload(self._outbox)
         if asked is not None:
@@ -107,9 +115,13 @@ class StreamConnection(Connection):
         except OSError:
             return "an address that is gone"
 
-    def share(self, outlet: Outlet | None, inlet: Inlet | None) -> None:
-        """Send and receive large payloads through rings of shared memory."""
+    def share(self, outlet: Outlet | None, inlet: Inlet | None, lends: bool = False) -> None:
+        """Send and receive large payloads through rings of shared memory.
+
+        lends:  whether the peer has mapped this process's arena
+        """
         self._outbox.outlet, self._payload.inlet = outlet, inlet
+        self._outbox.lends = lends
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -198,10 +210,11 @@ class StreamConnection(Connection):
 
     def receive(self, arriving: Arriving, deliver: Deliver, malformed: Malformed) -> bool:
         turn, until, payload = 0, monotonic() + TURN_S, self._payload
-        if self._stop or payload.put:  # whole messages, where the last call was interrupted
+        if self._stop or payload.put or payload.lent:  # the last call was interrupted
             self._take(arriving, deliver, malformed)
             if self._outbox.owed >= TAKEN_BYTES:
                 turn += self._tell_taken()
+            self._tell_read()
         while True:
             target = payload.target() if payload.left and not payload.shared else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
@@ -215,8 +228,10 @@ class StreamConnection(Connection):
                 return True
             except OSError as error:
                 self.timed_out = error.errno in SILENCES
+                self._gone = not self.timed_out
                 return False
             if not count:
+                self._gone = True
                 return False
             if straight:
                 payload.wrote(count, deliver)
@@ -231,6 +246,11 @@ class StreamConnection(Connection):
             if turn >= TURN_BYTES or monotonic() >= until:
                 return True
 
+    def _tell_read(self) -> None:
+        """Tell the peer what was read in its arena, if it may wait for that."""
+        if self._outbox.read >= READ_BYTES:
+            self.flush()
+
     def _tell_taken(self) -> int:
         """Tell the peer how much of its ring is free again; return the bytes."""
         owed = self._outbox.owed
@@ -243,8 +263,8 @@ class StreamConnection(Connection):
         Where a machine fails, or Ctrl-C comes, the rest is taken by the next call.
         """
         needed, payload = PREFIX.size, self._payload
-        if payload.put:
-            payload.take_put(deliver)
+        if payload.put or payload.lent:
+            payload.take(deliver)
         while True:
             if payload.left and not payload.shared and not self._end_payload(deliver):
                 break
@@ -258,8 +278,11 @@ class StreamConnection(Connection):
             start += PREFIX.size
             if kind:
                 self._check_shared(kind, payload_bytes)
+                if kind == LENT and start + OFFSET_BYTES > self._stop:
+                    needed = PREFIX.size + OFFSET_BYTES
+                    break
                 if kind != SHARED:
-                    self._start = start
+                    self._start = start + header_bytes
                     self._signalled(kind, payload_bytes, deliver)
                     continue
             elif payload.shared:
@@ -324,8 +347,13 @@ class StreamConnection(Connection):
         payload = self._payload
         if kind == TAKEN:
             nonsense = self._outbox.outlet is None
+        elif kind == READ:
+            nonsense = False  # `was_read` knows how many were lent
+        elif kind == LENT:
+            most = min(WINDOW_BYTES, payload.left) if payload.arena is not None else 0
+            nonsense = not payload.shared or bool(payload.put) or payload.lent + nbytes > most
         elif kind == PUT:
-            put, left = payload.put + nbytes, payload.left
+            put, left = payload.put + nbytes, payload.left - payload.lent
             broken = put < left and nbytes % LINE_BYTES  # the next chunk would not follow it
             nonsense = not payload.shared or put > min(RING_BYTES, left) or bool(broken)
         else:
@@ -334,20 +362,27 @@ class StreamConnection(Connection):
             raise BadSharedMemory(f"a frame of kind {kind} that was not expected ({nbytes} bytes)")
 
     def _signalled(self, kind: int, nbytes: int, deliver: Deliver) -> None:
-        """Handle a PUT or TAKEN signal."""
-        if kind == TAKEN:
-            self._outbox.taken(nbytes)
-            if self._outbox.backlog:  # else a TAKEN that is owed would be sent by itself
+        """Handle a signal about shared memory."""
+        outbox = self._outbox
+        if kind == PUT:
+            self._payload.told_put(nbytes, deliver)
+        elif kind == LENT:
+            offset = int.from_bytes(self._inbox[self._start - OFFSET_BYTES : self._start], "little")
+            try:
+                self._payload.told_lent(offset, nbytes, deliver)
+            finally:
+                self._tell_read()
+        else:
+            (outbox.taken if kind == TAKEN else outbox.was_read)(nbytes)
+            if outbox.backlog:  # else a TAKEN that is owed would be sent by itself
                 self.flush()
-            return
-        self._payload.told(nbytes)
-        self._payload.take_put(deliver)
 
     def _answer(self, message: Message, asked: Challenge) -> None:
         verdict = handshake.judge(self._me, asked, message, bool(self._greeted_with))
         if isinstance(verdict, Welcome) and verdict.rings:
             try:
-                self._payload.inlet = Inlet(self._greeted_with.pop())
+                self._payload.inlet = Inlet(self._greeted_with.pop(0))
+                verdict = replace(verdict, arena=self._map_arena())
                 self._outbox.outlet = Outlet()
                 send_with(self._sock, encode(verdict), self._outbox.outlet)
             except OSError as error:  # it has gone, or this process has no descriptor left
@@ -363,12 +398,19 @@ class StreamConnection(Connection):
         self.peer, self.role = message.node, message.role
         self._asked, self._inbox_bytes = None, INBOX_BYTES
 
+    def _map_arena(self) -> bool:
+        """Map the caller's arena, if it came and there are addresses for it."""
+        if self._greeted_with:
+            with suppress(OSError):
+                self._payload.arena = PeerArena(self._greeted_with.pop())
+        return self._payload.arena is not None
+
     def _meet(self, into: memoryview) -> int:
-        """Read a part of a caller's greeting, and a descriptor that came with it."""
+        """Read a part of a caller's greeting, and the descriptors that came with it."""
         data, descriptors = receive_with(self._sock, HANDSHAKE_BYTES_MAX)
         self._greeted_with += descriptors
-        if len(self._greeted_with) > 1:
-            raise HandshakeFailed("a caller passed more than one descriptor")
+        if len(self._greeted_with) > DESCRIPTORS_MAX:
+            raise HandshakeFailed("a caller passed too many descriptors")
         into[: len(data)] = data
         return len(data)
 
@@ -392,7 +434,7 @@ class StreamConnection(Connection):
     def close(self) -> None:
         self._payload.close()
         self._start = self._stop = 0
-        self._outbox.close()
+        self._outbox.close(self._gone)
         while self._greeted_with:
             os.close(self._greeted_with.pop())
         self._sock.close()

@@ -15,6 +15,9 @@
     1 SHARED  the payload comes through shared memory: PUTs follow
     2 PUT     no header; so many payload bytes have been put there (`transport.shared`)
     3 TAKEN   no header; so many have been taken out again
+    4 LENT    so many payload bytes lie in the sender's arena (`transport.arena`), at the offset
+              that the header is: 8 bytes, little-endian
+    5 READ    no header; so many have been read there
 
 The payload is never copied into the frame: it is sent from the caller's buffers and received into
 the sink that `Machine.arriving` returns.
@@ -43,8 +46,9 @@ from shoal.protocol.messages.handshake import Challenge, Denied, Hello, Welcome
 
 MAGIC = b"SHOL"
 PREFIX = Struct("<4sBBHIQ")
-FRAME, SHARED, PUT, TAKEN = range(4)
+FRAME, SHARED, PUT, TAKEN, LENT, READ = range(6)
 LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
+OFFSET_BYTES = 8
 PADDED_BYTES = 4 << 10  # payloads from here on
 HEADER_MAX = 4 << 20
 PAYLOAD_MAX = 1 << 40
@@ -78,8 +82,14 @@ def encode(message: Message, payload_bytes: int = 0, kind: int = FRAME) -> bytes
 
 
 def signal(kind: int, count: int) -> bytes:
-    """Return a PUT or TAKEN signal of `count` bytes."""
+    """Return a PUT, TAKEN or READ signal of `count` bytes."""
     return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, 0, count)
+
+
+def lend(offset: int, count: int) -> bytes:
+    """Return a LENT signal of `count` bytes at an offset."""
+    prefix = PREFIX.pack(MAGIC, PROTOCOL_VERSION, LENT, 0, OFFSET_BYTES, count)
+    return prefix + offset.to_bytes(OFFSET_BYTES, "little")
 
 
 def other_version(them: str, version: int, us: str) -> str:
@@ -103,7 +113,7 @@ def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int, int
             f"a header of {header_bytes} bytes, padding of {padding} and a payload of "
             f"{payload_bytes}"
         )
-    if kind > TAKEN or (kind >= PUT and header_bytes):
+    if kind >= PUT and (kind > READ or header_bytes != (OFFSET_BYTES if kind == LENT else 0)):
         raise BadMessage(f"a frame of kind {kind} with a header of {header_bytes} bytes")
     return kind, header_bytes, padding, payload_bytes
 

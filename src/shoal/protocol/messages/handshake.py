@@ -38,11 +38,16 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The caller is accepted. `rings`: both sides have passed a ring of shared memory."""
+    """The caller is accepted.
+
+    rings:  whether both sides have passed a ring of shared memory
+    arena:  whether the listener has mapped the caller's arena
+    """
 
     node: Name
     proof: Proof
     rings: bool = False
+    arena: bool = False
 
 
 class Denied(Message, frozen=True):

@@ -9,6 +9,7 @@ each pull follows a push, so that it fetches rows that have changed. The tables 
     tcp             beside a bare socket
     looked at       a push by `client.push` and an advance, to a table that refuses NaNs
     into a round    the same to a `bsp` table: it is merged and applied when the advance has come
+    in place        from `shoal.shared_zeros`, as the gradients of models are: no copy is sent
 
 Peers hold the rows in another process, and apply the update, too: over tcp gloo's `send` and
 `recv`, local a Ray actor (where the `bench` extra is installed). They are measured after ours,
@@ -46,6 +47,7 @@ from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import Access, TableSpec
+from shoal.transport.tensors import shared_zeros
 
 MIB = 1 << 20
 CALLS = {1: 50, 64: 3}  # in a batch, by MiB
@@ -55,8 +57,10 @@ PEERS = {"local": "Ray actor", "tcp": "gloo"}
 
 LARGE = 64  # MiB of the pushes that are looked at, and of those into a round
 KINDS: dict[str, dict[str, Any]] = {
+    "in place": {},
     "looked at": {"nonfinite": "reject"},
     "into a round": {"consistency": bsp()},
+    "into a round in place": {"consistency": bsp()},
 }  # what differs in their tables
 
 COUNT = 2 * 2 * len(CALLS) + len(KINDS)
@@ -73,7 +77,9 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 
 def _row(folder: RunFolder, name: str, table: TableSpec, rounds: int) -> Row:
     """Return the row of pushes by `client.push`, beside a copy of as much memory."""
-    buffers, out = [torch.ones(table.rows) for _ in range(BUFFERS)], torch.zeros(table.rows)
+    memory = shared_zeros if "in place" in name else torch.zeros
+    buffers = [memory(table.rows).fill_(1.0) for _ in range(BUFFERS)]
+    out = torch.zeros(table.rows)
     ours: Batches = []
     bounds: Batches = []
     with one_worker(folder, table) as (_, client):

@@ -1,0 +1,48 @@
+"""Pushes from memory that servers read in place leave the rows that other pushes leave."""
+
+import pytest
+import torch
+
+from shoal.client.client import Client
+from shoal.client.options import ClientOptions
+from shoal.engines.cluster import start_cluster
+from shoal.engines.local import LocalEngine
+from shoal.storage.run_folder import RunFolder
+from shoal.tables.consistency import asp, bsp
+from shoal.tables.spec import Access, TableSpec
+from shoal.transport.tensors import shared_zeros
+
+pytestmark = pytest.mark.real
+
+ROWS = 3_000_017  # no whole number of fragments, on two servers
+METHODS = {"sgd": {"lr": 0.1}, "adam": {"lr": 0.1}, "sum": {}}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_rows_are_bitwise_those_of_pushes_from_ordinary_memory(tmp_path, replicas):
+    """The values change as soon as each push is done: servers must not read them after that."""
+    rules = {"asp": asp(), "bsp": bsp()}
+    with LocalEngine(RunFolder.create(tmp_path, "shared")) as engine:
+        scheduler = start_cluster(engine, 2, 1, replicas=replicas)
+        with Client(scheduler, ClientOptions(rank=0)) as client:
+            memories = {"shared": shared_zeros(ROWS), "ordinary": torch.zeros(ROWS)}
+            names = [(method, rule) for method in METHODS for rule in rules]
+            for method, rule in names:
+                for memory in memories:
+                    access = Access(method, METHODS[method])
+                    more = {"access": access, "consistency": rules[rule]}
+                    client.create_table(TableSpec(f"{method}-{rule}-{memory}", ROWS, **more))
+            for seed in range(4):
+                for method, rule in names:
+                    for memory, values in memories.items():
+                        torch.manual_seed(seed)
+                        values.copy_(torch.randn(ROWS))
+                        pushed = client.push(f"{method}-{rule}-{memory}", values)
+                        client.advance().wait()
+                        pushed.wait()
+                        values.fill_(1e9)
+            for method, rule in names:
+                found = [client.blocking.pull(f"{method}-{rule}-{each}") for each in memories]
+                assert found[0].equal(found[1]), (method, rule)
+                assert 0 < found[0].abs().max() < 1e6
+        engine.finish()

@@ -7,6 +7,7 @@ import random
 import resource
 from itertools import pairwise
 from threading import Thread
+from weakref import ref
 
 import pytest
 
@@ -18,7 +19,7 @@ from shoal.testing.exchanges import in_arena
 from shoal.transport.arena import ARENA_BYTES, READ_BYTES, WINDOW_BYTES, Arena, PeerArena, arena
 from shoal.transport.base import transport_for
 from shoal.transport.shared import RING_BYTES, SHARED_BYTES, Inlet, Outlet
-from shoal.transport.wire import PREFIX, PUT, READ, SHARED, encode, lend, signal
+from shoal.transport.wire import FREE, PREFIX, PUT, READ, SHARED, encode, lend, signal
 from tests.transport.rigs import Raw, Watched, ring_like
 
 HEADER = Nudge("x")
@@ -321,6 +322,129 @@ def test_an_arena_that_the_system_refuses_is_done_without(tmp_path):
     assert os.waitpid(child, 0)[1] == 0
 
 
+# ---------------------------------------------------------------------------- keeping
+
+
+def keep(pair, nbytes, *views):
+    """Have the next payload be kept where it lies, in views of these sizes; its sink."""
+    own = memoryview(bytearray(nbytes))
+    cuts = [0, *views, nbytes]
+    sink = Sink([own[a:b] for a, b in pairwise(cuts)], keeps=True)
+    pair.callee.sinks = lambda nbytes: sink
+    return sink
+
+
+def settled_between(pair):
+    """The callee says what it owes, and the caller hears it."""
+    pair.callee.connection.flush()
+    pair.caller.receive()
+
+
+@pytest.mark.parametrize("size", [SHARED_BYTES, WINDOW_BYTES, 3 * WINDOW_BYTES + 7])
+def test_a_payload_is_kept_where_it_lies_until_its_lease_ends(pair, size):
+    """However large it is; and no part of it counts against what may be unread."""
+    memory, sink = in_arena(noise(size)), keep(pair, size)
+    own = sink.views[0]
+    pair.caller.send(HEADER, memory)
+    pair.pump(lambda: bool(pair.callee.delivered))
+    assert sink.views[0].readonly
+    assert sink.views[0] == memory
+    assert own[-8:] == bytes(8), "it was copied"
+    memory[-3:] = b"new"  # the peer sees it
+    assert sink.views[0][-3:] == b"new"
+    settled_between(pair)
+    outbox = pair.caller.connection._outbox
+    assert (outbox._window, outbox._used) == (WINDOW_BYTES, size)
+    pair.callee.delivered.clear()
+    pair.callee.sinks = None
+    sink.lease = None
+    settled_between(pair)
+    assert (outbox._used, len(outbox._announced)) == (0, 0)
+
+
+def test_views_across_two_buffers_are_copied_and_others_kept(pair):
+    data = noise(6 * MIB)
+    sink = keep(pair, 6 * MIB, MIB, 3 * MIB, 4 * MIB)
+    pair.caller.send(HEADER, in_arena(data[: 2 * MIB]), in_arena(data[2 * MIB :]))
+    pair.pump(lambda: bool(pair.callee.delivered))
+    assert [view.readonly for view in sink.views] == [True, False, True, True]
+    assert b"".join(sink.views) == data
+    pair.callee.delivered.clear()
+    sink.revoke()
+    settled_between(pair)
+    assert pair.caller.connection._outbox._used == 0
+
+
+def test_what_comes_by_another_way_is_copied(pair):
+    sink = keep(pair, 2 * RING_BYTES)
+    pair.caller.send(HEADER, memoryview(noise(2 * RING_BYTES)))
+    pair.pump(lambda: bool(pair.callee.delivered))
+    assert sink.lease is None
+    assert sink.views[0] == noise(2 * RING_BYTES)
+
+
+def test_what_is_read_after_a_kept_payload_is_free_when_that_is(pair):
+    """Bytes are told in the order in which they were lent."""
+    first = keep(pair, MIB)
+    pair.caller.send(HEADER, in_arena(noise(MIB)))
+    pair.pump(lambda: len(pair.callee.delivered) == 1)
+    pair.callee.sinks = lambda nbytes: None
+    for _ in range(3):
+        pair.caller.send(HEADER, in_arena(noise(5 * MIB)))
+    pair.pump(lambda: len(pair.callee.delivered) == 4)
+    settled_between(pair)
+    outbox = pair.caller.connection._outbox
+    assert (outbox._window, outbox._used) == (WINDOW_BYTES, 16 * MIB)
+    pair.callee.delivered.clear()
+    first.lease = None
+    settled_between(pair)
+    assert outbox._used == 0
+
+
+@pytest.mark.parametrize("how", ["detach", "close", "peer closes"])
+def test_what_is_kept_stays_when_its_memory_is_its_owners_again(pair, how):
+    """The caller's connection ends, or its request; the callee's process may live on."""
+    memory, sink = in_arena(noise(5 * MIB)), keep(pair, 5 * MIB)
+    pair.caller.send(HEADER, memory)
+    pair.pump(lambda: bool(pair.callee.delivered))
+    settled_between(pair)
+    if how == "detach":
+        pair.caller.connection.detach()
+    else:
+        if how == "peer closes":
+            pair.callee.connection.close()
+            pair.caller.receive()
+            assert pair.caller.ended
+        pair.caller.connection.close()
+    assert memory == noise(5 * MIB)
+    memory[:] = bytes(5 * MIB)
+    del memory
+    gc.collect()
+    taken = in_arena(b"\xff" * (5 * MIB))
+    assert sink.views[0] == noise(5 * MIB)
+    assert taken[0] == 255
+
+
+@pytest.mark.parametrize("how", ["revoked", "closed"])
+def test_a_payload_that_is_kept_may_end_while_it_comes(pair, how):
+    size = 2 * WINDOW_BYTES
+    memory, sink = in_arena(noise(size)), keep(pair, size, MIB)
+    pair.caller.send(HEADER, memory)
+    pair.callee.receive()
+    assert [view.readonly for view in sink.views] == [True, False]
+    lease = ref(sink.lease)
+    if how == "closed":
+        pair.callee.connection.close()
+        assert (sink.views, lease()) == ([], None)
+        return
+    sink.revoke()
+    assert lease() is None
+    pair.pump(lambda: bool(pair.callee.delivered))
+    settled_between(pair)
+    outbox = pair.caller.connection._outbox
+    assert (outbox._window, outbox._used) == (WINDOW_BYTES, 0)
+
+
 # ---------------------------------------------------------------------------- lies
 
 
@@ -333,7 +457,7 @@ class Liar(Raw):
         self.arena = Arena()
         self.memory = self.arena.zeros(2 * WINDOW_BYTES)
         self.connection.share(Outlet(), Inlet(os.dup(self.ring.fd)), lends=True)
-        self.connection._payload.arena = PeerArena(os.dup(self.arena.fd))
+        self.connection.map(os.dup(self.arena.fd))
 
     def __exit__(self, *exc):
         super().__exit__(*exc)
@@ -367,10 +491,11 @@ BEGUN = encode(HEADER, 3 * WINDOW_BYTES, SHARED)
         [BEGUN, lend(0, 100), encode(HEADER)],
         [BEGUN, lend(0, 100), BEGUN],
         [signal(READ, 1)],
+        [signal(FREE, 1)],
         [signal(READ, 0)],
         [encode(HEADER, 100, SHARED), signal(5, 100)],
         [encode(HEADER, 100, SHARED), signal(4, 100)],
-        [encode(HEADER, 100, SHARED), signal(6, 100)],
+        [encode(HEADER, 100, SHARED), signal(7, 100)],
     ],
 )
 def test_impossible_signals_raise_typed_errors(liar, frames):

@@ -263,6 +263,22 @@ Effects = list[Effect]
 # ---------------------------------------------------------------------------- arrival
 
 
+class Lease:
+    """The use of a peer's memory, which ends when nothing refers to the lease any more.
+
+    ends:  called then, perhaps by the collector of garbage, in any thread
+    """
+
+    __slots__ = ("__weakref__", "ends")
+
+    def __init__(self) -> None:
+        self.ends: list[Callable[[], None]] = []
+
+    def __del__(self) -> None:
+        for end in self.ends:
+            end()
+
+
 class Sink:
     """Destination of a payload, which its owner may revoke.
 
@@ -276,9 +292,15 @@ class Sink:
         lends: the number of views, from the first on, of which each may be replaced, while it is
             delivered, by the shared memory in which its bytes have arrived. The peer may write
             there, so that only values may be read; and only until the delivery ends.
+        keeps: whether views may be replaced for good by memory of the peer, which cannot be written
+            to here. The peer leaves it alone until the request has ended, or the lease.
+        lease: the lease of that memory, if any view was replaced; its owner drops it.
     """
 
-    __slots__ = ("by_view", "context", "landed", "lends", "nbytes", "revoked", "views")
+    __slots__ = (
+        *("by_view", "context", "keeps", "landed", "lease", "lends", "nbytes"),
+        *("revoked", "views"),
+    )
 
     def __init__(
         self,
@@ -286,8 +308,11 @@ class Sink:
         context: Any = None,
         by_view: bool = False,
         lends: int = 0,
+        keeps: bool = False,
     ) -> None:
         self.lends = lends
+        self.keeps = keeps
+        self.lease: Lease | None = None
         self.views = views
         self.nbytes = 0
         for view in views:
@@ -311,6 +336,7 @@ class Sink:
     def revoke(self) -> None:
         self.revoked = True
         self.views = []
+        self.lease = None
 
 
 class Discard(msgspec.Struct, frozen=True):

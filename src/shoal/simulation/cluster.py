@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from math import inf
 from typing import cast
 
 from msgspec.structs import replace
@@ -126,7 +127,11 @@ class SimulatedCluster:
             REPLICATION,
             checkpoint_clocks,
             lambda: "checkpoints",
-            RequestOptions(unread_bytes=UNREAD_BYTES, long_bytes=self._plan.long_bytes),
+            RequestOptions(
+                unread_bytes=UNREAD_BYTES,
+                long_bytes=self._plan.long_bytes,
+                kept_bytes=0 if self._plan.kept else inf,
+            ),
         )
         self.heartbeats.begin(self._world.add(node, self.servers[node]), session)
         return node

@@ -1,15 +1,18 @@
 """Buffers in flight: they belong to their sender until they are sent, as those of real sockets do.
 
 A message reads its buffers when it arrives, which is as late as a transport may. So a sender that
-changes a buffer that it has lent changes what arrives.
+changes a buffer that it has lent changes what arrives. A receiver that keeps a payload reads the
+buffers in each of its events, until its lease ends: then there are NaNs in their place.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from shoal.protocol.machine import Buffers, CopyOnWriteGuard
+from shoal.protocol.machine import Buffers, CopyOnWriteGuard, Lease, Sink
 from shoal.protocol.views import NodeId
+
+SCRIBBLED = b"\xff"  # NaNs, over memory that is its owner's again
 
 
 class Envelope(msgspec.Struct, eq=False):
@@ -46,11 +49,35 @@ class Envelope(msgspec.Struct, eq=False):
         return b"".join(self.buffers)
 
 
+class _Kept:
+    """A payload that its receiver uses in the sender's memory: a copy that changes with it."""
+
+    def __init__(self, envelope: Envelope, sink: Sink) -> None:
+        self.envelope = envelope
+        self.used = True
+        self._memory = bytearray(envelope.read(0, envelope.nbytes))
+        whole, start, views = memoryview(self._memory).toreadonly(), 0, []
+        for view in sink.views:
+            views.append(whole[start : start + view.nbytes])
+            start += view.nbytes
+        sink.views, sink.lease = views, Lease()
+        sink.lease.ends.append(self._end)
+
+    def look(self) -> None:
+        """Read the sender's memory as it is now."""
+        self._memory[:] = self.envelope.payload()
+
+    def _end(self) -> None:
+        self._memory[:] = SCRIBBLED * len(self._memory)
+        self.used = False
+
+
 class Lending:
-    """The messages in flight whose buffers are lent."""
+    """The messages in flight whose buffers are lent, and the payloads that are kept."""
 
     def __init__(self) -> None:
         self._lent: dict[NodeId, list[Envelope]] = {}  # by source
+        self._kept: dict[NodeId, list[_Kept]] = {}  # by receiver
 
     def lend(self, envelope: Envelope, guard: CopyOnWriteGuard | None) -> None:
         """Lend the buffers of a message until it has arrived, or their guard recalls them."""
@@ -67,8 +94,31 @@ class Lending:
         if envelope in lent:
             lent.remove(envelope)
 
+    def keep(self, envelope: Envelope, sink: Sink) -> None:
+        """Let the receiver of a payload use the sender's memory, as long as it keeps the lease."""
+        self._kept.setdefault(envelope.target, []).append(_Kept(envelope, sink))
+
+    def look(self, node: NodeId) -> None:
+        """Let a node see what it keeps as it is now."""
+        if node in self._kept:
+            self._kept[node] = [each for each in self._kept[node] if each.used]
+            for each in self._kept[node]:
+                each.look()
+
+    def move(self, source: NodeId, target: NodeId | None = None) -> None:
+        """Move a sender's memory from under what others keep, or one of them: that stays as it is.
+
+        A transport does so when the sender gets its buffers back too early, or their connection
+        ends. The memory of a process that has ended stays as it is.
+        """
+        for node in [target] if target is not None else list(self._kept):
+            for each in self._kept.get(node, ()):
+                if each.used and each.envelope.source == source:
+                    each.envelope.detach()
+
     def detach(self, source: NodeId, target: NodeId) -> None:
         """Copy the buffers of the messages from one node to another."""
+        self.move(source, target)
         for envelope in [each for each in self._lent.get(source, ()) if each.target == target]:
             envelope.detach()
             self.arrived(envelope)
@@ -85,3 +135,4 @@ class Lending:
         """Copy the buffers of a process that has ended: its kernel still sends the messages."""
         for envelope in self._lent.pop(source, ()):
             envelope.detach()
+        self.move(source)

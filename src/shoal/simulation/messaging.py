@@ -12,13 +12,12 @@ from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId
 from shoal.simulation.checkers.payloads import changed_payload, evidence
 from shoal.simulation.connections import Connections
-from shoal.simulation.lending import Envelope, Lending
+from shoal.simulation.lending import SCRIBBLED, Envelope, Lending
 from shoal.simulation.network import Network
 from shoal.simulation.node import SimNode
 from shoal.transport.wire import encode, message_of
 
 OF_STREAMS = {"retransmission", "back-pressure", "blackhole", "half-open", "connect that hangs"}
-SCRIBBLED = b"\xff"  # NaNs, over the memory of a delivery that was lent
 RESET_S = 0.001  # until a node that sends on a half-open connection gets a reset
 
 
@@ -73,6 +72,7 @@ class Messaging:
         self._host.network.reconnected(one, other)
         for link in ((one, other), (other, one)):
             self._half_read.pop(link, None)
+            self._lending.move(*link)
 
     def detach(self, source: NodeId, target: NodeId) -> None:
         """Copy the buffers of the messages from one node to another that have not arrived."""
@@ -87,6 +87,10 @@ class Messaging:
             host.coverage["hung up"] += 1
             for node, peer in ((source, target), (target, source)):
                 host.at(host.now, partial(host.handle, host.nodes[node], PeerLost(peer)))
+
+    def look(self, node: NodeId) -> None:
+        """Let a node see the payloads that it keeps as they are in their senders' memory now."""
+        self._lending.look(node)
 
     # ------------------------------------------------------------------ messages
 
@@ -173,6 +177,9 @@ class Messaging:
             host.handle(sim, PeerLost(source))
             return
         self._pour(sim, envelope, message, sink, first, envelope.nbytes)
+        if sink.keeps and not sink.revoked:
+            self._lending.keep(envelope, sink)
+            host.coverage["kept payload"] += 1
         self._lending.arrived(envelope)
         if not sink.by_view or sink.revoked:
             self._come_in(sim, envelope, message, sink)
@@ -192,10 +199,12 @@ class Messaging:
     def _pour(
         self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, start: int, stop: int
     ) -> None:
-        """Copy bytes of a payload into its sink, unless the sink is revoked.
+        """Copy bytes of a payload into its sink, unless the sink is revoked or keeps the payload.
 
         A view that comes as a whole is lent instead, if its sink allows that.
         """
+        if sink.keeps:
+            return
         edge = 0
         for number, view in enumerate(list(sink.views)):
             first, last = max(start, edge), min(stop, edge + view.nbytes)

@@ -240,6 +240,7 @@ class World:
         if isinstance(event, Received) and (problem := sim.machine.problem_of(event)):
             raise InvariantBroken(f"{event} is not lawful: {problem}")  # all here are members
         sim.works_until = max(sim.works_until, self.now) + self.event_s(sim.node, event)
+        self._messaging.look(sim.node)
         if self._perform(sim, sim.machine.handle(event, self.now)):
             sim.machine.check()
             self.on_event(sim)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import cache
 from typing import Any, ClassVar
 
@@ -97,7 +98,11 @@ class Shard(ABC):
 
     def retain(self, staged: Any) -> None:
         """Keep the memory of a push after it is applied, because it is sent to other servers."""
+        self.own(staged)
         staged.retained = True
+
+    def own(self, staged: Any) -> None:  # noqa: B027
+        """Copy the values of a push that are in its sender's memory, if any are."""
 
     def let_go(self, staged: Any) -> None:
         """Release the memory of a retained push, because the other servers have it."""
@@ -145,12 +150,14 @@ class StagedRows:
         values: the values, (n, width); in a whole state, those of each slot follow.
         slots: the number of slots of a whole state; 0 for the rows alone.
         views: the destinations of the payload.
+        lease: the lease of the sender's memory, if the values are there: they cannot be written to.
     """
 
     __slots__ = (
         "_memory",
         "kept",
         "keys",
+        "lease",
         "nbytes",
         "prepared",
         "retained",
@@ -174,6 +181,7 @@ class StagedRows:
         self.slots = slots
         self.kept = False  # a pull reads the same keys after this is applied
         self.retained = False  # the memory is also sent to other servers
+        self.lease: Any = None
         self.prepared: list[tuple[int, KeyRange, Prepared | None]] | None = None  # of whole rows
         self._memory = memory
         self.nbytes = memory.nbytes  # of all the memory
@@ -190,6 +198,23 @@ class StagedRows:
         if values_bytes:
             self.values = torch.from_numpy(part).view(dtype).view(-1, width)
             self.views.append(part.data)
+
+    def borrowed(self, view: memoryview, lease: Any) -> StagedRows:
+        """Return a push of the same whole rows, with its values in the sender's memory."""
+        other = copy(self)
+        other.values = tensor_in(view, self.values.dtype).view(self.values.shape)
+        other.views, other.nbytes, other.prepared = [view], view.nbytes, None
+        other.lease = lease
+        return other
+
+    def own(self) -> None:
+        """Copy values that are in the sender's memory."""
+        if self.lease is not None:
+            self._memory = aligned(self.nbytes)
+            self.views = [self._memory.data]
+            self.views[0][:] = data_of(self.values)
+            self.values = tensor_in(self.views[0], self.values.dtype).view(self.values.shape)
+            self.lease = None
 
     def states(self) -> Sequence[Tensor]:
         """Return the values of the rows and of each of their slots, in a whole state."""

@@ -15,6 +15,7 @@ import mmap
 import os
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 
@@ -214,8 +215,22 @@ def _map(address: int, extent: Extent, fd: int, kind: int) -> None:
 arena = Arena()
 
 
+class _Use:
+    """Some bytes of a peer's arena, and whether they are in use no more."""
+
+    __slots__ = ("count", "ended")
+
+    def __init__(self, count: int, ended: bool) -> None:
+        self.count = count
+        self.ended = ended
+
+
 class PeerArena:
-    """A peer's arena, whose contents may change at any time: only values are read in place."""
+    """A peer's arena, whose contents may change at any time: only values are read in place.
+
+    read:  the bytes that were read, or are kept, of which the peer was not told
+    free:  the bytes that are in use no more, of which the peer was not told
+    """
 
     most = WINDOW_BYTES - READ_BYTES  # bytes of a view that is lent; see `Inlet.most`
 
@@ -239,9 +254,13 @@ class PeerArena:
             os.close(fd)
         self._memory = memoryview(self._map)
         self._pieces: deque[tuple[int, int]] = deque()  # (offset, bytes); none adjoin
+        self._uses: deque[_Use] = deque()  # of what was taken, from the first that is kept on
+        self.read = self.free = 0
 
-    def announce(self, offset: int, count: int) -> None:
+    def announce(self, offset: int, count: int, keeps: bool) -> None:
         """Note where the next bytes of the payload lie.
+
+        keeps:  whether the peer may announce more at once, because they are kept where they lie
 
         Raises:
             BadSharedMemory: they are not in the arena.
@@ -253,6 +272,8 @@ class PeerArena:
             self._pieces.append((before, held + count))
         else:
             self._pieces.append((offset, count))
+        if keeps:
+            self.read += count
 
     @property
     def in_one_piece(self) -> int:
@@ -273,6 +294,30 @@ class PeerArena:
             count = min(self._pieces[0][1], into.nbytes - at)
             into[at : at + count] = self.look(count)
             at += count
+
+    def done(self, count: int, keeps: bool) -> None:
+        """Note that the next `count` bytes that were taken are in use no more."""
+        if not keeps:
+            self.read += count
+        if self._uses:
+            self._uses.append(_Use(count, True))
+        else:
+            self.free += count
+
+    def keep(self, count: int) -> Callable[[], None]:
+        """Note that the next `count` bytes that were taken stay in use; return what ends that."""
+        use = _Use(count, False)
+        self._uses.append(use)
+
+        def end() -> None:  # may be called anywhere, by the collector of garbage
+            use.ended = True
+
+        return end
+
+    def settle(self) -> None:
+        """Count the uses that have ended, as far as no earlier one goes on."""
+        while self._uses and self._uses[0].ended:
+            self.free += self._uses.popleft().count
 
     def close(self) -> None:
         with suppress(BufferError):  # a view is in use; the memory is freed with it

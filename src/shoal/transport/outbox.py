@@ -10,9 +10,9 @@ import msgspec
 
 from shoal.errors import BadLength
 from shoal.protocol.machine import CopyOnWriteGuard
-from shoal.transport.arena import WINDOW_BYTES, Extent, arena
+from shoal.transport.arena import WINDOW_BYTES, Extent, PeerArena, arena
 from shoal.transport.shared import Outlet, chunk_of
-from shoal.transport.wire import LINE_BYTES, PUT, READ, TAKEN, lend, signal
+from shoal.transport.wire import FREE, LINE_BYTES, PUT, READ, TAKEN, lend, signal
 
 BUFFERS_A_CALL = 512  # below IOV_MAX
 
@@ -43,10 +43,11 @@ class Outbox:
         self.backlog = 0  # unsent bytes
         self.wants_write = False  # whether the next bytes wait for the socket, not for the ring
         self.owed = 0  # bytes taken from the peer's ring, of which the peer was not told
-        self.read = 0  # bytes read in the peer's arena, of which the peer was not told
+        self.theirs: PeerArena | None = None  # the peer's arena
         self.lends = False  # whether the peer has mapped this process's arena
-        self._announced: deque[tuple[Extent, int]] = deque()  # bytes that the peer has not read
-        self._window = WINDOW_BYTES  # of which so much is left
+        self._announced: deque[tuple[Extent, int]] = deque()  # bytes that the peer may use
+        self._used = 0  # their number
+        self._window = WINDOW_BYTES  # bytes that may be announced before the peer has read more
         self._next: deque[_Piece] = deque()
         self._later: deque[_Piece] = deque()
 
@@ -110,9 +111,18 @@ class Outbox:
         if self.owed:
             self._signal(TAKEN, self.owed)
             self.owed = 0
-        if self.read:
-            self._signal(READ, self.read)
-            self.read = 0
+        if self.theirs is not None:
+            self._tell(self.theirs)
+
+    def _tell(self, theirs: PeerArena) -> None:
+        """Add the signals that are owed for the peer's arena."""
+        theirs.settle()
+        if theirs.read:
+            self._signal(READ, theirs.read)
+            theirs.read = 0
+        if theirs.free:
+            self._signal(FREE, theirs.free)
+            theirs.free = 0
 
     def _fits(self) -> bool:
         """Return whether bytes for the ring or from the arena come next, and there is room."""
@@ -130,6 +140,7 @@ class Outbox:
         assert found is not None, "lent memory is not freed"
         extent, offset = found
         self._announced.append((extent, count))
+        self._used += count
         self._window -= count
         self.backlog -= count
         if count == first.view.nbytes:
@@ -139,7 +150,7 @@ class Outbox:
         self._queue(lend(offset, count))
 
     def was_read(self, count: int) -> None:
-        """Note that the peer has read `count` lent bytes.
+        """Note that the peer has read `count` lent bytes, or keeps them.
 
         Raises:
             BadLength: so many were not lent.
@@ -147,6 +158,16 @@ class Outbox:
         if count > WINDOW_BYTES - self._window:
             raise BadLength(f"{count} bytes read where {WINDOW_BYTES - self._window} were lent")
         self._window += count
+
+    def was_freed(self, count: int) -> None:
+        """Note that the peer uses the first `count` lent bytes no more.
+
+        Raises:
+            BadLength: so many were not lent.
+        """
+        if count > self._used:
+            raise BadLength(f"{count} bytes free where {self._used} were lent")
+        self._used -= count
         while count:
             extent, held = self._announced.popleft()
             if held > count:
@@ -225,13 +246,20 @@ class Outbox:
         self.wants_write = False
 
     def close(self, gone: bool) -> None:
-        """Drop the backlog; with `gone` the peer has ended the connection, and reads no more."""
+        """Drop the backlog; leave to the peer what it may still use in the arena.
+
+        gone:  whether the peer has ended the connection: what it has not read it will not read
+        """
         self.clear()
-        if self._announced and not gone:
-            self.detach()
-            for extent, _ in self._announced:
+        used = self._used - (WINDOW_BYTES - self._window if gone else 0)
+        for extent, count in self._announced:
+            if used > 0:
+                arena.move(extent)
                 arena.keep(extent)
+            used -= count
         self._announced.clear()
+        self._used = 0
+        self.theirs = None
         if self.outlet is not None:
             self.outlet.close()
             self.outlet = None

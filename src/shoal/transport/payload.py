@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.protocol.machine import Sink
+from shoal.protocol.machine import Lease, Sink
 from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId
 from shoal.transport.arena import PeerArena
@@ -27,6 +27,7 @@ class Payload:
         put: the bytes in the ring that have not been taken.
         arena: the peer's arena.
         lent: the bytes in the arena that the peer has announced, and that have not been read.
+        keeps: whether the payload may be kept where it lies in the arena.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -37,6 +38,7 @@ class Payload:
         self.put = 0
         self.arena: PeerArena | None = None
         self.lent = 0
+        self.keeps = False
         self._outbox = outbox
         self._peer = ""
         self._message: Message | None = None  # None where it could not be understood
@@ -54,6 +56,7 @@ class Payload:
         self._peer = peer
         self._message, self._sink, self.shared = message, sink, shared
         self.left = nbytes
+        self.keeps = shared and sink is not None and sink.keeps
         self._view = self._edge = self._read = 0
 
     def target(self) -> memoryview:
@@ -110,34 +113,63 @@ class Payload:
     def told_lent(self, offset: int, nbytes: int, deliver: Deliver) -> None:
         """Note that the next `nbytes` bytes lie in the peer's arena, and take what is there."""
         assert self.arena is not None
-        self.arena.announce(offset, nbytes)
+        self.arena.announce(offset, nbytes, self.keeps)
         self.lent += nbytes
         self.take(deliver)
 
     def take(self, deliver: Deliver) -> None:
         """Take the bytes that are in shared memory; a later call resumes after an exception.
 
-        A view that can be lent waits until all of it is there.
+        A view that can be lent or kept waits until all of it is there.
         """
         while there := self.put or self.lent:
-            sink = self._lender()
+            sink = self._keeper() if self.keeps and self.lent else self._lender()
             if sink is None:
                 self._copy(deliver)
-            elif sink.views[self._view].nbytes <= there:
-                self._lend(sink, deliver)
-            else:
+            elif sink.views[self._view].nbytes > there:
                 return
+            elif self.keeps:
+                self._keep(sink, deliver)
+            else:
+                self._lend(sink, deliver)
 
     def _copy(self, deliver: Deliver) -> None:
         """Copy bytes out of shared memory, up to the end of a view."""
         source = self._source()
         target = self.target()[: self.put or self.lent]
-        if source is self.inlet:
+        if self.put:
             target = self.up_to_line(target)
+        count = target.nbytes
         source.take(target)
-        self._took(target.nbytes)
-        self._give_back(target.nbytes, source)
-        self.wrote(target.nbytes, deliver)
+        self._took(count)
+        self._give_back(count, source)
+        self.wrote(count, deliver)
+
+    def _keeper(self) -> Sink | None:
+        """Return the sink if its next view may be kept, and will lie there in one piece."""
+        sink = self._sink
+        if sink is None or sink.revoked or not self._on_edge(sink):
+            return None
+        assert self.arena is not None
+        return sink if sink.views[self._view].nbytes <= self.arena.in_one_piece else None
+
+    def _on_edge(self, sink: Sink) -> bool:
+        """Return whether the next byte begins a view."""
+        while self._read > self._edge and self._read - self._edge == sink.views[self._view].nbytes:
+            self._edge = self._read
+            self._view += 1
+        return self._read == self._edge
+
+    def _keep(self, sink: Sink, deliver: Deliver) -> None:
+        """Replace a view by the peer's memory, for as long as the sink's lease."""
+        assert self.arena is not None
+        count = sink.views[self._view].nbytes
+        if sink.lease is None:
+            sink.lease, sink.views = Lease(), [*sink.views]  # the list may be its owner's
+        sink.views[self._view] = self.arena.look(count)
+        sink.lease.ends.append(self.arena.keep(count))
+        self.lent -= count
+        self.wrote(count, deliver)
 
     def _lender(self) -> Sink | None:
         """Return the sink if its next view may be lent, and will lie there in one piece."""
@@ -177,7 +209,7 @@ class Payload:
     def _give_back(self, count: int, source: Inlet | PeerArena) -> None:
         """Give back `count` bytes of the peer's memory: from now on it may write there."""
         if source is self.arena:
-            self._outbox.read += count
+            source.done(count, self.keeps)
         elif source is self.inlet:
             self._outbox.owed += count
             if not self.put:  # the end of a chunk: within a line at a payload's end alone

@@ -41,6 +41,7 @@ from shoal.transport.shared import (
     send_with,
 )
 from shoal.transport.wire import (
+    FREE,
     LENT,
     LINE_BYTES,
     OFFSET_BYTES,
@@ -122,6 +123,10 @@ class StreamConnection(Connection):
         """
         self._outbox.outlet, self._payload.inlet = outlet, inlet
         self._outbox.lends = lends
+
+    def map(self, fd: int) -> None:
+        """Map the peer's arena, in which payloads are read."""
+        self._payload.arena = self._outbox.theirs = PeerArena(fd)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -248,7 +253,8 @@ class StreamConnection(Connection):
 
     def _tell_read(self) -> None:
         """Tell the peer what was read in its arena, if it may wait for that."""
-        if self._outbox.read >= READ_BYTES:
+        theirs = self._payload.arena
+        if theirs is not None and theirs.read >= READ_BYTES:
             self.flush()
 
     def _tell_taken(self) -> int:
@@ -347,10 +353,11 @@ class StreamConnection(Connection):
         payload = self._payload
         if kind == TAKEN:
             nonsense = self._outbox.outlet is None
-        elif kind == READ:
-            nonsense = False  # `was_read` knows how many were lent
+        elif kind in (READ, FREE):
+            nonsense = False  # the outbox knows how many were lent
         elif kind == LENT:
-            most = min(WINDOW_BYTES, payload.left) if payload.arena is not None else 0
+            most = payload.left if payload.keeps else min(WINDOW_BYTES, payload.left)
+            most = 0 if payload.arena is None else most
             nonsense = not payload.shared or bool(payload.put) or payload.lent + nbytes > most
         elif kind == PUT:
             put, left = payload.put + nbytes, payload.left - payload.lent
@@ -373,7 +380,12 @@ class StreamConnection(Connection):
             finally:
                 self._tell_read()
         else:
-            (outbox.taken if kind == TAKEN else outbox.was_read)(nbytes)
+            if kind == TAKEN:
+                outbox.taken(nbytes)
+            elif kind == READ:
+                outbox.was_read(nbytes)
+            else:
+                outbox.was_freed(nbytes)
             if outbox.backlog:  # else a TAKEN that is owed would be sent by itself
                 self.flush()
 
@@ -402,7 +414,7 @@ class StreamConnection(Connection):
         """Map the caller's arena, if it came and there are addresses for it."""
         if self._greeted_with:
             with suppress(OSError):
-                self._payload.arena = PeerArena(self._greeted_with.pop())
+                self.map(self._greeted_with.pop())
         return self._payload.arena is not None
 
     def _meet(self, into: memoryview) -> int:

@@ -17,7 +17,8 @@
     3 TAKEN   no header; so many have been taken out again
     4 LENT    so many payload bytes lie in the sender's arena (`transport.arena`), at the offset
               that the header is: 8 bytes, little-endian
-    5 READ    no header; so many have been read there
+    5 READ    no header; so many have been read there, or are kept
+    6 FREE    no header; so many, of those that were lent first, are in use no more
 
 The payload is never copied into the frame: it is sent from the caller's buffers and received into
 the sink that `Machine.arriving` returns.
@@ -46,7 +47,7 @@ from shoal.protocol.messages.handshake import Challenge, Denied, Hello, Welcome
 
 MAGIC = b"SHOL"
 PREFIX = Struct("<4sBBHIQ")
-FRAME, SHARED, PUT, TAKEN, LENT, READ = range(6)
+FRAME, SHARED, PUT, TAKEN, LENT, READ, FREE = range(7)
 LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
 OFFSET_BYTES = 8
 PADDED_BYTES = 4 << 10  # payloads from here on
@@ -82,7 +83,7 @@ def encode(message: Message, payload_bytes: int = 0, kind: int = FRAME) -> bytes
 
 
 def signal(kind: int, count: int) -> bytes:
-    """Return a PUT, TAKEN or READ signal of `count` bytes."""
+    """Return a PUT, TAKEN, READ or FREE signal of `count` bytes."""
     return PREFIX.pack(MAGIC, PROTOCOL_VERSION, kind, 0, 0, count)
 
 
@@ -113,7 +114,7 @@ def read_prefix(data: memoryview | bytes, start: int = 0) -> tuple[int, int, int
             f"a header of {header_bytes} bytes, padding of {padding} and a payload of "
             f"{payload_bytes}"
         )
-    if kind >= PUT and (kind > READ or header_bytes != (OFFSET_BYTES if kind == LENT else 0)):
+    if kind >= PUT and (kind > FREE or header_bytes != (OFFSET_BYTES if kind == LENT else 0)):
         raise BadMessage(f"a frame of kind {kind} with a header of {header_bytes} bytes")
     return kind, header_bytes, padding, payload_bytes
 

@@ -1,10 +1,14 @@
 """A round's pushes become one update: sums, weighted means, and rows that some leave out."""
 
+from functools import partial
+
 import pytest
+import torch
 
 from shoal.keys import KeyRange
+from shoal.protocol.machine import Lease
 from shoal.tables.dense.shard import DenseShard
-from tests.tables.dense.pushes import column, one, send_round, some, table
+from tests.tables.dense.pushes import WIDTH, Push, column, one, send_round, some, stage, table
 
 
 def test_a_merged_round_is_one_update():
@@ -75,3 +79,54 @@ def test_a_round_may_mix_whole_and_keyed_pushes():
     pushed = [one(KeyRange(0, 10), 1.0), some(KeyRange(0, 10), [0, 9], 10.0)]
     send_round(shard, pushed)
     assert column(shard) == [12.0, *[2.0] * 8, 12.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("merge", ["sum", "mean", "median", "trimmed_mean"])
+@pytest.mark.parametrize("borrowed", [(0,), (1,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+@pytest.mark.parametrize("weights", [(1.0,), (2.0, 2.0), (1.0, 3.0), (1.0, 1.0, 3.0)])
+def test_values_in_their_senders_memory_merge_bitwise_alike_and_stay_as_they_are(
+    dtype, merge, borrowed, weights
+):
+    spec = table(10, 4, merge=merge, dtype=dtype)
+    shards = [DenseShard(spec, spec.keys) for _ in range(2)]
+    torch.manual_seed(0)
+    for _ in range(3):  # scratch memory and pools are used again
+        values = [torch.randn(10, WIDTH).tolist() for _ in weights]
+        pushed = [
+            Push(spec.keys, None, each, weight)
+            for each, weight in zip(values, weights, strict=True)
+        ]
+        send_round(shards[0], pushed)
+        ended: list[int] = []
+        merged, memories = [], []
+        for rank, each in enumerate(pushed):
+            staged = stage(shards[1], each)
+            if rank in borrowed:
+                memories.append(bytearray(staged.views[0]))
+                lent, lease = memoryview(memories[-1]).toreadonly(), Lease()
+                lease.ends.append(partial(ended.append, rank))
+                merged.append((each.weight, None, staged.borrowed(lent, lease)))
+                shards[1].release(staged)
+                del lease
+            else:
+                merged.append((each.weight, None, staged))
+        before = [bytes(each) for each in memories]
+        assert not ended
+        shards[1].merge(merged)
+        assert memories == before, "it was written to"
+        assert sorted(ended) == [rank for rank in borrowed if rank < len(weights)]
+        assert torch.equal(shards[0].rows, shards[1].rows)
+        assert shards[0].versions == shards[1].versions
+
+
+def test_a_push_for_part_of_the_rows_may_be_in_its_senders_memory():
+    spec = table(10, 4)
+    shard = DenseShard(spec, spec.keys)
+    wide, narrow = one(KeyRange(0, 10), 1.0), one(KeyRange(3, 7), 10.0)
+    staged = [stage(shard, each) for each in (wide, narrow)]
+    for number in (0, 1):
+        memory = memoryview(bytes(staged[number].views[0]))
+        staged[number] = staged[number].borrowed(memory, Lease())
+    shard.merge([(1.0, None, each) for each in staged])
+    assert column(shard) == [2.0] * 3 + [12.0] * 4 + [2.0] * 3

@@ -412,7 +412,7 @@ class WorkerMachine:
         """End a sub-request whose request is over; a push that was sent and an advance go on."""
         sent = sub_request.begun and sub_request.plan.pushed and not sub_request.done
         if sent:  # it may still be sent, even after the run; the caller gets its buffers
-            out += [Detach(server) for server, p in sub_request.parts.items() if not p.accepted]
+            out += [Detach(server) for server, p in sub_request.parts.items() if not p.done]
         if (sent or (sub_request.advance >= 0 and not sub_request.done)) and not self.session.ended:
             self._in_flight.orphan(sub_request)
         else:

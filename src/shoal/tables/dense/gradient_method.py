@@ -25,7 +25,7 @@ WIDE_FLOATS = FLOATS - {"float16"}
 
 
 COMMON_OPTIONS: Options = {"maximize": False, **SCHEDULE_OPTIONS}
-NEGATED = 3  # the `which` of a negated update
+NEGATED, MERGED = 3, 4  # the `which` of a negated update, and of a merged one
 
 
 class GradientMethod(AccessMethod):

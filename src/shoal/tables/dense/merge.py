@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from shoal.keys import KeyRange
+from shoal.tables.dense.gradient_method import MERGED, pool
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Merged, StagedRows
 
@@ -19,18 +20,25 @@ Contribution = tuple[float, float | None, StagedRows]  # weight, learning rate, 
 
 
 def merge_whole(spec: TableSpec, part: KeyRange, named: Sequence[Contribution]) -> Merged:
+    """Merge pushes of all of these rows, in the memory of the first one if it is this server's.
+
+    If the first one is in its sender's memory, the result may be in this thread's scratch memory,
+    until the next merge.
+    """
+    updates = [rows_of(staged, part) for _, _, staged in named]
+    first, *others = updates
+    borrowed = named[0][2].lease is not None
     if spec.robust:
-        updates = [rows_of(staged, part) for _, _, staged in named]
-        return Merged(part, None, updates[0].copy_(_middle(spec, updates)), named[0][1])
-    factors = spec.factors([weight for weight, _, _ in named])
-    merged: Tensor | None = None
-    for factor, (_, _, staged) in zip(factors, named, strict=True):
-        update = rows_of(staged, part)
-        if merged is None:  # the first one's staging memory is the accumulator
-            merged = update if factor == 1 else update.mul_(factor)
-        else:
-            merged.add_(update, alpha=factor)
-    assert merged is not None
+        middle = _middle(spec, updates)
+        return Merged(part, None, middle if borrowed else first.copy_(middle), named[0][1])
+    factor, *factors = spec.factors([weight for weight, _, _ in named])
+    merged = first
+    if factor != 1:
+        merged = torch.mul(first, factor, out=pool.like(first, MERGED) if borrowed else first)
+    elif borrowed and others:
+        merged = pool.like(first, MERGED).copy_(first)
+    for update, weighed in zip(others, factors, strict=True):
+        merged.add_(update, alpha=weighed)
     return Merged(part, None, merged, named[0][1])
 
 

@@ -151,12 +151,18 @@ class DenseShard(DenseRows):
         memory = self._staging.take(keys_bytes + values_bytes)
         return StagedRows(rows, memory, keys, values_bytes, self.dtype, self.spec.width, slots)
 
+    def own(self, staged: StagedRows) -> None:
+        staged.own()
+
     def release(self, staged: StagedRows) -> None:
         """Reuse staging memory, whose views must not be in use any more."""
         if self.lent:
             self._released.append(staged)
             return
         if staged.retained:
+            return
+        if staged.lease is not None:  # nothing here refers to the sender's memory any more
+            staged.lease = None
             return
         if staged.keys is not None or staged.slots:
             if not staged.kept:
@@ -176,7 +182,7 @@ class DenseShard(DenseRows):
 
     def apply(self, staged: StagedRows, lr: float | None) -> None:
         """Apply a push with the access method, fragment by fragment."""
-        if staged.keys is None and staged.prepared is None:
+        if staged.keys is None and staged.prepared is None and staged.lease is None:
             staged.prepared = self._pieces(staged)
         touched: Sequence[tuple[int, KeyRange, Prepared | None]] = staged.prepared or [
             (index, part, None) for index, part in self._touched(staged.rows)
@@ -224,10 +230,13 @@ class DenseShard(DenseRows):
         if not contributions:
             return []
         applied, counts = [], self.counts
-        into = contributions[0][2]  # `merge_whole` merges in its memory
-        if into.prepared is None:
+        into = contributions[0][2]  # `merge_whole` merges in its memory, if it is this server's
+        if into.prepared is None and into.lease is None:
             into.prepared = self._pieces(into)
-        for index, part, update in into.prepared:
+        pieces: Sequence[tuple[int, KeyRange, Prepared | None]] = into.prepared or [
+            (index, part, None) for index, part in self._touched(into.rows)
+        ]
+        for index, part, update in pieces:
             merged = merge_whole(self.spec, part, contributions)
             if update is None or index in counts.apart:
                 self._update(index, part, merged)

@@ -1,16 +1,20 @@
 """Pushes that are applied while they come in: by fragment, each exactly once."""
 
+from weakref import ref
+
 import numpy as np
 import pytest
 
 from shoal.errors import InvariantBroken
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Discard, Note, Received, Send
+from shoal.protocol.machine import Discard, Lease, Note, Received, Send
 from shoal.protocol.messages.base import Part
 from shoal.protocol.messages.membership import NewView
 from shoal.protocol.messages.requests import Reply, Request
 from shoal.protocol.scheduler.rows.placement import place
+from shoal.protocol.server.chains.operations import Change, Operation
 from shoal.protocol.server.machine import ServerMachine
+from shoal.protocol.server.requests.requests import RequestOptions
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, Placement, View
 from shoal.tables.consistency import asp, bsp, ssp
@@ -308,3 +312,123 @@ def test_the_optimizer_counts_one_step_a_fragment():
     for number in range(3):
         shard.apply_piece(streamed, number, streamed.views[number], None)
     assert shard.updates == shard.versions == [1, 1, 1]
+
+
+# ---------------------------------------------------------------------------- kept payloads
+
+
+class Keeping(Server):
+    """A server that may keep payloads of all sizes in their senders' memory."""
+
+    def __init__(self, *specs):
+        options = RequestOptions(kept_bytes=0)
+        self.machine = ServerMachine(Session("s", "server"), DenseShard, requests=options)
+        self.specs = specs
+        self.adopt(1)
+
+    def keep(self, request, *memories):
+        """A payload comes and is kept where it lies: its lease, and the answers."""
+        sink = self.machine.arriving("w", request, sum(each.nbytes for each in memories))
+        assert sink.keeps
+        sink.views = [memoryview(each).cast("B").toreadonly() for each in memories]
+        sink.lease = Lease()
+        lease = ref(sink.lease)
+        return lease, self.machine.handle(Received("w", request, sink), 0.0)
+
+
+def test_a_push_into_a_round_is_merged_from_its_senders_memory():
+    server = Keeping(table(consistency=bsp()))
+    memory = ones()
+    lease, effects = server.keep(server.request(0), memory)
+    assert codes(effects) == ["accepted"]
+    assert lease() is not None
+    memory[:] = 7  # not lawful: it shows that nothing was copied
+    effects = server.machine.handle(Received("w", server.request(1, (), advance=1)), 0.0)
+    assert "applied" in codes(effects)
+    assert server.rows() == [7] * ROWS
+    assert lease() is None, "the memory is not given back"
+
+
+def test_a_push_that_is_applied_at_once_needs_no_copy():
+    server = Keeping(table(rows=FRAGMENT))
+    request = server.request(0, (Part(0, 0, FRAGMENT),))
+    lease, effects = server.keep(request, ones(FRAGMENT))
+    assert codes(effects) == ["applied"]
+    assert server.rows() == [1] * FRAGMENT
+    assert lease() is None
+    sink = server.machine.arriving("w", server.request(1, (Part(0, 0, FRAGMENT),)), 16)
+    assert not sink.views[0].readonly, "staging memory is kept for the next push"
+
+
+def test_some_views_may_be_copied_and_others_kept():
+    server = Keeping(table(consistency=bsp()), table("other", bsp()))
+    request = server.request(0, (Part(0, 0, ROWS), Part(1, 0, ROWS)))
+    sink = server.machine.arriving("w", request, 80)
+    sink.views[0][:] = (2 * ones()).tobytes()
+    sink.views = [sink.views[0], memoryview(ones()).cast("B").toreadonly()]
+    sink.lease = Lease()
+    server.machine.handle(Received("w", request, sink), 0.0)
+    server.machine.handle(Received("w", server.request(1, (), advance=1)), 0.0)
+    assert (server.rows(0), server.rows(1)) == ([2] * ROWS, [1] * ROWS)
+
+
+def test_what_another_server_has_to_get_is_not_kept():
+    server = Keeping(table(consistency=bsp()))
+    server.adopt(2, joining=True)
+    assert not server.machine.arriving("w", server.request(0), 40).keeps
+
+
+@pytest.mark.parametrize(
+    ("part", "nbytes", "assign"),
+    [(Part(0, 0, ROWS), 40, True), (Part(0, 0, ROWS, 3), 3 * (8 + 4), False)],
+    ids=["assigned rows", "named keys"],
+)
+def test_which_pushes_are_not_kept(part, nbytes, assign):
+    server = Keeping(table(consistency=bsp()))
+    request = server.request(0, (part,), assign=assign)
+    assert not server.machine.arriving("w", request, nbytes).keeps
+
+
+def test_updates_that_an_access_method_may_write_to_are_not_kept():
+    server = Keeping(table(consistency=bsp()))
+    server.machine.state.replicas[0].shard.reads_lent = False
+    assert not server.machine.arriving("w", server.request(0), 40).keeps
+
+
+def test_small_payloads_are_not_kept():
+    server = Server(table(consistency=bsp()))
+    assert not server.machine.arriving("w", server.request(0), 40).keeps
+
+
+@pytest.mark.parametrize("how", ["counted", "retained"])
+def test_what_is_sent_to_another_server_is_copied_first(how):
+    """That server gets what is applied here, whatever the worker does meanwhile."""
+    server = Keeping(table(consistency=bsp()))
+    memory = ones()
+    lease, _ = server.keep(server.request(0), memory)
+    [entry] = server.machine.state.rounds.entries()
+    [part] = entry.parts
+    replica = server.machine.state.replicas[part.number]
+    change = Change(replica, replica.part_of(part.staged), None, part.staged)
+    if how == "counted":
+        sent = change.counted(1).buffers
+    else:
+        Operation("push", (0,), 0, [change]).retain(replica, part.staged)
+        sent = part.staged.views
+    assert lease() is None
+    memory[:] = 7
+    assert b"".join(sent) == ones().tobytes()
+    assert part.staged.values.view(-1).tolist() == [1] * ROWS
+
+
+def test_a_kept_payload_of_an_earlier_view_is_not_used():
+    server = Keeping(table(consistency=bsp()))
+    request = server.request(0)
+    sink = server.machine.arriving("w", request, 40)
+    sink.views, sink.lease = [memoryview(ones()).cast("B").toreadonly()], Lease()
+    lease = ref(sink.lease)
+    server.adopt(2)
+    effects = server.machine.handle(Received("w", request, sink), 0.0)
+    del sink
+    assert codes(effects) == ["stale"]
+    assert lease() is None

@@ -11,6 +11,7 @@ is acknowledged when all fragments are applied.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,7 @@ from shoal.protocol.views import NodeId, ViewId
 
 Place = tuple[int, KeyRange]  # a shard, and rows of it
 COUNTED_BYTES = 64 << 10  # pushes from this size on are counted while they wait
+KEPT_BYTES = 32 << 10  # smaller pushes are copied, as no transport would keep them
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
@@ -66,6 +68,7 @@ class RequestStaging:
         checkpointer: Checkpointer,
         memory: TableMemory,
         rounds: Rounds,
+        kept_bytes: float = KEPT_BYTES,
     ) -> None:
         self.guard = CopyOnWriteGuard()
         self._admission = admission
@@ -73,6 +76,7 @@ class RequestStaging:
         self._checkpointer = checkpointer
         self._memory = memory
         self._rounds = rounds
+        self._kept_bytes = kept_bytes
 
     def arriving(self, sender: NodeId, request: Request, nbytes: int) -> Arrival:
         """Return the destination of a payload.
@@ -90,12 +94,16 @@ class RequestStaging:
         try:
             if footprint.simple and footprint.pushes and not request.assign:
                 [(number, rows, _)] = footprint.pushes
-                load = self._replicas[number].shard.stage(rows, -1)
+                shard = self._replicas[number].shard
+                load = shard.stage(rows, -1)
                 log, view = self._admission.logs[sender], self._admission.view
-                return Sink(
+                sink = Sink(
                     load.views,
                     AdmittedRequest(sender, request, footprint, [load], log, view, False),
                 )
+                if footprint.nbytes >= self._kept_bytes and shard.reads_lent:
+                    sink.keeps = True
+                return sink
             admitted = self.take(sender, request, footprint)
         except NoMemory as error:
             return Discard(error.message)
@@ -103,7 +111,8 @@ class RequestStaging:
             return Discard("no memory")  # the request is refused, with more words
         loads = admitted.loads
         views = [view for load in loads for view in load.views]
-        return Sink(views, admitted, admitted.streamed, self._lends(admitted, len(views)))
+        lends, keeps = self._lends(admitted, len(views)), self._keeps(admitted)
+        return Sink(views, admitted, admitted.streamed, lends, keeps)
 
     def refusal(self, sender: NodeId, request: Request, footprint: Footprint) -> str:
         """Return why a request whose payload was discarded is refused; empty if it may come again.
@@ -227,6 +236,33 @@ class RequestStaging:
         """
         shards = (self._replicas[number].shard for number, _, _ in admitted.footprint.pushes)
         return views - 1 if admitted.streamed and all(each.reads_lent for each in shards) else 0
+
+    def _keeps(self, admitted: AdmittedRequest) -> bool:
+        """Return whether a request's pushes may stay in the sender's memory until it is answered.
+
+        Those of other servers' replicas are copied: all have to apply the same values, whatever the
+        sender does.
+        """
+        request, footprint = admitted.request, admitted.footprint
+        if admitted.streamed or request.assign or footprint.states or footprint.keyed:
+            return False
+        replicas = [self._replicas[number] for number, _, _ in footprint.pushes]
+        return footprint.nbytes >= self._kept_bytes and all(
+            replica.alone and replica.shard.reads_lent for replica in replicas
+        )
+
+    def adopt(self, payload: Sink) -> None:
+        """Use the values of a request where they are, in the sender's memory."""
+        admitted: AdmittedRequest = payload.context
+        loads: list[Any] = admitted.loads
+        lease, payload.lease = payload.lease, None
+        assert lease is not None
+        same_view = admitted.view == self._admission.view
+        for at, (load, view) in enumerate(zip(loads, payload.views, strict=True)):
+            if view.readonly:  # else it was copied
+                loads[at] = load.borrowed(view, lease)
+                if same_view:
+                    self._replicas[admitted.footprint.pushes[at][0]].shard.release(load)
 
     def land(self, payload: Sink) -> bool:
         """Apply the fragment that has just come in, unless it was applied before.

@@ -344,12 +344,13 @@ def settled_between(pair):
 def test_a_payload_is_kept_where_it_lies_until_its_lease_ends(pair, size):
     """However large it is; and no part of it counts against what may be unread."""
     memory, sink = in_arena(noise(size)), keep(pair, size)
-    own = sink.views[0]
+    given, own = sink.views, sink.views[0]
     pair.caller.send(HEADER, memory)
     pair.pump(lambda: bool(pair.callee.delivered))
     assert sink.views[0].readonly
     assert sink.views[0] == memory
     assert own[-8:] == bytes(8), "it was copied"
+    assert given == [own], "the list of views may be the shard's"
     memory[-3:] = b"new"  # the peer sees it
     assert sink.views[0][-3:] == b"new"
     settled_between(pair)

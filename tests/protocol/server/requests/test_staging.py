@@ -350,14 +350,17 @@ def test_a_push_into_a_round_is_merged_from_its_senders_memory():
 
 
 def test_a_push_that_is_applied_at_once_needs_no_copy():
+    """Staging memory stays for pushes that do, with the update that is prepared for them."""
     server = Keeping(table(rows=FRAGMENT))
-    request = server.request(0, (Part(0, 0, FRAGMENT),))
-    lease, effects = server.keep(request, ones(FRAGMENT))
-    assert codes(effects) == ["applied"]
-    assert server.rows() == [1] * FRAGMENT
-    assert lease() is None
-    sink = server.machine.arriving("w", server.request(1, (Part(0, 0, FRAGMENT),)), 16)
-    assert not sink.views[0].readonly, "staging memory is kept for the next push"
+    part = Part(0, 0, FRAGMENT)
+    for seq in (0, 2):
+        assert server.push(server.request(seq, (part,)), ones(FRAGMENT)) == ["applied"]
+        lease, effects = server.keep(server.request(seq + 1, (part,)), 5 * ones(FRAGMENT))
+        assert codes(effects) == ["applied"]
+        assert server.rows() == [3 * seq + 6] * FRAGMENT
+        assert lease() is None
+    [waiting] = server.machine.state.replicas[0].shard._ready.values()
+    assert len(waiting) == 1, "each push took other memory"
 
 
 def test_some_views_may_be_copied_and_others_kept():
@@ -368,7 +371,9 @@ def test_some_views_may_be_copied_and_others_kept():
     sink.views = [sink.views[0], memoryview(ones()).cast("B").toreadonly()]
     sink.lease = Lease()
     server.machine.handle(Received("w", request, sink), 0.0)
-    server.machine.handle(Received("w", server.request(1, (), advance=1)), 0.0)
+    other = server.machine.arriving("w", server.request(1, request.pushes), 80)
+    other.fill(memoryview(bytes(80)))
+    server.machine.handle(Received("w", server.request(2, (), advance=1)), 0.0)
     assert (server.rows(0), server.rows(1)) == ([2] * ROWS, [1] * ROWS)
 
 

@@ -322,6 +322,19 @@ def test_an_arena_that_the_system_refuses_is_done_without(tmp_path):
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_an_answer_brings_what_was_read_and_is_in_use_no_more(pair):
+    """However little it is: a caller that has its answer closes without moving its memory."""
+    memory = in_arena(noise(MIB))
+    place = arena.find(memory)[1]
+    pair.caller.send(HEADER, memory)
+    pair.pump(lambda: bool(pair.callee.delivered))
+    pair.callee.send(Nudge("done"))
+    pair.pump(lambda: bool(pair.caller.delivered))
+    assert pair.caller.connection._outbox._used == 0
+    pair.caller.connection.close()
+    assert arena.find(memory)[1] == place
+
+
 # ---------------------------------------------------------------------------- keeping
 
 

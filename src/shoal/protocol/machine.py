@@ -333,6 +333,18 @@ class Sink:
             view[:] = data[start:stop]
             start = stop
 
+    def keep(self, number: int, view: memoryview, end: Callable[[], None]) -> None:
+        """Replace a view by memory of the peer; `end` is called when the lease ends."""
+        if self.lease is None:
+            self.lease, self.views = Lease(), [*self.views]  # the list may be its owner's
+        self.views[number] = view
+        self.lease.ends.append(end)
+
+    def take_lease(self) -> Lease | None:
+        """Hand the lease over: the memory is used as long as the caller keeps it."""
+        lease, self.lease = self.lease, None
+        return lease
+
     def revoke(self) -> None:
         self.revoked = True
         self.views = []

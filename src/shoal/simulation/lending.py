@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.protocol.machine import Buffers, CopyOnWriteGuard, Lease, Sink
+from shoal.protocol.machine import Buffers, CopyOnWriteGuard, Sink
 from shoal.protocol.views import NodeId
 
 SCRIBBLED = b"\xff"  # NaNs, over memory that is its owner's again
@@ -56,12 +56,10 @@ class _Kept:
         self.envelope = envelope
         self.used = True
         self._memory = bytearray(envelope.read(0, envelope.nbytes))
-        whole, start, views = memoryview(self._memory).toreadonly(), 0, []
-        for view in sink.views:
-            views.append(whole[start : start + view.nbytes])
+        whole, start = memoryview(self._memory).toreadonly(), 0
+        for number, view in enumerate(list(sink.views)):
+            sink.keep(number, whole[start : start + view.nbytes], self._end)
             start += view.nbytes
-        sink.views, sink.lease = views, Lease()
-        sink.lease.ends.append(self._end)
 
     def look(self) -> None:
         """Read the sender's memory as it is now."""

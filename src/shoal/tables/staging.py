@@ -98,7 +98,6 @@ class Shard(ABC):
 
     def retain(self, staged: Any) -> None:
         """Keep the memory of a push after it is applied, because it is sent to other servers."""
-        self.own(staged)
         staged.retained = True
 
     def own(self, staged: Any) -> None:  # noqa: B027

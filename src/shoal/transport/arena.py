@@ -230,6 +230,7 @@ class PeerArena:
 
     read:  the bytes that were read, or are kept, of which the peer was not told
     free:  the bytes that are in use no more, of which the peer was not told
+    owes:  whether there may be any of these
     """
 
     most = WINDOW_BYTES - READ_BYTES  # bytes of a view that is lent; see `Inlet.most`
@@ -256,6 +257,7 @@ class PeerArena:
         self._pieces: deque[tuple[int, int]] = deque()  # (offset, bytes); none adjoin
         self._uses: deque[_Use] = deque()  # of what was taken, from the first that is kept on
         self.read = self.free = 0
+        self.owes = False
 
     def announce(self, offset: int, count: int, keeps: bool) -> None:
         """Note where the next bytes of the payload lie.
@@ -274,6 +276,7 @@ class PeerArena:
             self._pieces.append((offset, count))
         if keeps:
             self.read += count
+        self.owes = True
 
     @property
     def in_one_piece(self) -> int:
@@ -314,10 +317,17 @@ class PeerArena:
 
         return end
 
-    def settle(self) -> None:
-        """Count the uses that have ended, as far as no earlier one goes on."""
+    def told(self) -> tuple[int, int]:
+        """Return `read` and `free`, of which the peer is told now.
+
+        Uses that have ended count as far as no earlier one goes on.
+        """
         while self._uses and self._uses[0].ended:
             self.free += self._uses.popleft().count
+        told = self.read, self.free
+        self.read = self.free = 0
+        self.owes = bool(self._uses)
+        return told
 
     def close(self) -> None:
         with suppress(BufferError):  # a view is in use; the memory is freed with it

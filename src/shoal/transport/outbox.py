@@ -111,18 +111,10 @@ class Outbox:
         if self.owed:
             self._signal(TAKEN, self.owed)
             self.owed = 0
-        if self.theirs is not None:
-            self._tell(self.theirs)
-
-    def _tell(self, theirs: PeerArena) -> None:
-        """Add the signals that are owed for the peer's arena."""
-        theirs.settle()
-        if theirs.read:
-            self._signal(READ, theirs.read)
-            theirs.read = 0
-        if theirs.free:
-            self._signal(FREE, theirs.free)
-            theirs.free = 0
+        if self.theirs is not None and self.theirs.owes:
+            for kind, count in zip((READ, FREE), self.theirs.told(), strict=True):
+                if count:
+                    self._signal(kind, count)
 
     def _fits(self) -> bool:
         """Return whether bytes for the ring or from the arena come next, and there is room."""

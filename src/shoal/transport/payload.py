@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.protocol.machine import Lease, Sink
+from shoal.protocol.machine import Sink
 from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId
 from shoal.transport.arena import PeerArena
@@ -164,10 +164,7 @@ class Payload:
         """Replace a view by the peer's memory, for as long as the sink's lease."""
         assert self.arena is not None
         count = sink.views[self._view].nbytes
-        if sink.lease is None:
-            sink.lease, sink.views = Lease(), [*sink.views]  # the list may be its owner's
-        sink.views[self._view] = self.arena.look(count)
-        sink.lease.ends.append(self.arena.keep(count))
+        sink.keep(self._view, self.arena.look(count), self.arena.keep(count))
         self.lent -= count
         self.wrote(count, deliver)
 

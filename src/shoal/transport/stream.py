@@ -172,6 +172,10 @@ class StreamConnection(Connection):
             self.flush()
             return
         head = encode(message, nbytes)
+        if outbox.theirs is not None and outbox.theirs.owes:
+            outbox.keep((head, *buffers), 0, guard)
+            self.flush()  # with what was read, and is in use no more: the peer may be done
+            return
         pieces: Sequence[bytes | memoryview] = (head, *buffers)
         if 0 < nbytes <= JOINED_BYTES:
             pieces = (b"".join(pieces),)  # cheaper than to have the kernel gather them

@@ -6,7 +6,6 @@ from unittest.mock import patch
 from shoal.protocol.machine import Detach
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation import plan
-from shoal.tables.dense.shard import DenseShard
 from shoal.tables.staging import StagedRows
 
 
@@ -33,7 +32,7 @@ def accepted_payloads_are_not_detached():
 @contextmanager
 def kept_values_are_passed_on():
     """The head of a chain sends on what a worker may have changed since it was applied."""
-    with _kept(), patch.object(DenseShard, "own", lambda self, staged: None):
+    with _kept(), patch.object(StagedRows, "own", lambda self: None):
         yield
 
 

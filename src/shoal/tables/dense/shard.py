@@ -151,6 +151,11 @@ class DenseShard(DenseRows):
         memory = self._staging.take(keys_bytes + values_bytes)
         return StagedRows(rows, memory, keys, values_bytes, self.dtype, self.spec.width, slots)
 
+    def retain(self, staged: StagedRows) -> None:
+        if staged.lease is not None:
+            staged.own()
+        staged.retained = True
+
     def own(self, staged: StagedRows) -> None:
         staged.own()
 

@@ -405,8 +405,8 @@ def test_small_payloads_are_not_kept():
     assert not server.machine.arriving("w", server.request(0), 40).keeps
 
 
-@pytest.mark.parametrize("how", ["counted", "retained"])
-def test_what_is_sent_to_another_server_is_copied_first(how):
+@pytest.mark.parametrize("what", ["accept", "push"])
+def test_what_is_sent_to_another_server_is_copied_first(what):
     """That server gets what is applied here, whatever the worker does meanwhile."""
     server = Keeping(table(consistency=bsp()))
     memory = ones()
@@ -414,12 +414,11 @@ def test_what_is_sent_to_another_server_is_copied_first(how):
     [entry] = server.machine.state.rounds.entries()
     [part] = entry.parts
     replica = server.machine.state.replicas[part.number]
+    replica.following = 1
     change = Change(replica, replica.part_of(part.staged), None, part.staged)
-    if how == "counted":
-        sent = change.counted(1).buffers
-    else:
-        Operation("push", (0,), 0, [change]).retain(replica, part.staged)
-        sent = part.staged.views
+    operation = Operation(what, (0,), 0, [change])
+    server.machine.requests.applier._changed(operation, {})
+    sent = change.counted(1).buffers
     assert lease() is None
     memory[:] = 7
     assert b"".join(sent) == ones().tobytes()

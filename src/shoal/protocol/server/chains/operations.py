@@ -57,8 +57,6 @@ class Change(msgspec.Struct, eq=False):
 
     def counted(self, version: int) -> Change:
         """Return the change with its version, for the next server."""
-        if self.staged is not None:
-            self.replica.shard.own(self.staged)  # the next server gets what is applied here
         buffers = self.buffers or (() if self.staged is None else tuple(self.staged.views))
         return Change(self.replica, self.part, self.lr, None, version, buffers)
 

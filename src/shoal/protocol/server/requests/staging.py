@@ -97,13 +97,11 @@ class RequestStaging:
                 shard = self._replicas[number].shard
                 load = shard.stage(rows, -1)
                 log, view = self._admission.logs[sender], self._admission.view
-                sink = Sink(
+                return Sink(
                     load.views,
                     AdmittedRequest(sender, request, footprint, [load], log, view, False),
+                    keeps=footprint.nbytes >= self._kept_bytes and shard.reads_lent,
                 )
-                if footprint.nbytes >= self._kept_bytes and shard.reads_lent:
-                    sink.keeps = True
-                return sink
             admitted = self.take(sender, request, footprint)
         except NoMemory as error:
             return Discard(error.message)
@@ -255,8 +253,7 @@ class RequestStaging:
         """Use the values of a request where they are, in the sender's memory."""
         admitted: AdmittedRequest = payload.context
         loads: list[Any] = admitted.loads
-        lease, payload.lease = payload.lease, None
-        assert lease is not None
+        lease = payload.take_lease()
         same_view = admitted.view == self._admission.view
         for at, (load, view) in enumerate(zip(loads, payload.views, strict=True)):
             if view.readonly:  # else it was copied

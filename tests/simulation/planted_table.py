@@ -35,7 +35,7 @@ MODULES = (
     "environment",
     "long_work",
     "fast_path",
-    "kept",
+    "borrowed",
     "view_changes",
     "next_views",
     "scheduler",
@@ -59,7 +59,7 @@ GAPS = {  # bugs that no seed below SEEDS catches, or that were searched for bel
     "fast_path_overtakes",  # a unit test has it
     "fast_path_records_nothing",  # a unit test has it
     "groups_begin_alike",  # a unit test has it
-    "kept_values_are_passed_on",  # a unit test has it
+    "borrowed_values_are_passed_on",  # a unit test has it
     "given_up_without_a_copy",  # a unit test has it
     "half_a_push_stays_behind",  # a unit test has it
     "history_without_closed",  # a unit test has it

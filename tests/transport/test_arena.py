@@ -4,19 +4,30 @@ import fcntl
 import gc
 import os
 import random
+import re
 import resource
 from itertools import pairwise
-from threading import Thread
+from pathlib import Path
+from threading import Event, Thread
 from weakref import ref
 
 import pytest
+import torch
 
 from shoal.errors import BadSharedMemory, WireError
 from shoal.protocol.machine import CopyOnWriteGuard, Sink
 from shoal.protocol.messages.requests import Nudge
 from shoal.testing.connections import connected
 from shoal.testing.exchanges import in_arena
-from shoal.transport.arena import ARENA_BYTES, READ_BYTES, WINDOW_BYTES, Arena, PeerArena, arena
+from shoal.transport.arena import (
+    ARENA_BYTES,
+    READ_BYTES,
+    WINDOW_BYTES,
+    Arena,
+    PeerArena,
+    _libc,
+    arena,
+)
 from shoal.transport.base import transport_for
 from shoal.transport.shared import RING_BYTES, SHARED_BYTES, Inlet, Outlet
 from shoal.transport.wire import FREE, PREFIX, PUT, READ, SHARED, encode, lend, signal
@@ -142,6 +153,51 @@ def test_a_fork_writes_to_memory_of_its_own():
     assert arena.find(memory) is not None
 
 
+def test_a_fork_that_drops_inherited_memory_frees_neither_its_own_nor_its_parents():
+    memory = in_arena(b"parent")
+    child = os.fork()
+    if not child:
+        ends = 1
+        try:
+            own = in_arena(b"own")
+            del memory
+            gc.collect()
+            ends = int(own != b"own" or arena.find(arena.zeros(1))[1] == arena.find(own)[1])
+        finally:
+            os._exit(ends)
+    assert os.waitpid(child, 0)[1] == 0
+    assert memory == b"parent"
+
+
+def test_many_tensors_take_no_descriptors():
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    held = [arena.zeros(1) for _ in range(200)]
+    peer = PeerArena(os.dup(arena.fd))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    del held, peer
+
+
+def test_pages_that_cannot_be_freed_are_not_used_again(monkeypatch):
+    own = Arena()
+    memory = own.zeros(1)
+    memory[:] = b"x"
+    with monkeypatch.context() as patched:
+        patched.setattr(_libc(), "fallocate", lambda *args: -1)
+        del memory
+    assert own.zeros(1) == bytes(1)
+    assert own.find(own.zeros(1))[1] > 0
+
+
+def test_a_core_dump_leaves_a_peers_arena_out():
+    peer = PeerArena(os.dup(arena.fd))
+    told = Path("/proc/self/smaps").read_text().split("memfd:shoal-arena")
+    size = rf"^Size: +{ARENA_BYTES // 1024} kB$"
+    whole = [each for each in told if re.search(size, each, re.MULTILINE)]
+    assert whole
+    assert all(re.search(r"^VmFlags:.* dd\b", each, re.MULTILINE) for each in whole)
+    del peer
+
+
 # ---------------------------------------------------------------------------- lending
 
 
@@ -264,40 +320,63 @@ def test_what_was_announced_is_read_after_its_sender_has_closed(pair):
     assert pair.callee.delivered[0][1].views[0] == noise(5 * MIB)
 
 
-def test_memory_is_free_once_the_peer_is_gone(pair):
-    memory = in_arena(noise(5 * MIB))
-    place = arena.find(memory)[1]
-    pair.caller.send(HEADER, memory)
-    pair.callee.connection.close()
-    pair.caller.receive()
-    assert pair.caller.ended
-    pair.caller.connection.close()
-    assert arena.find(memory)[1] == place, "it was moved for nobody"
-    kept = len(arena._kept)
-    del memory
-    gc.collect()
-    assert arena.find(arena.zeros(5 * MIB))[1] == place
-    assert len(arena._kept) == kept
-
-
-def test_a_detached_buffer_moves_once_and_is_lent_again(pair):
+def test_a_detached_buffer_is_its_owners_and_lent_no_more(pair):
+    """The peer reads what was there; what comes after that goes through the ring."""
     memory = in_arena(noise(MIB))
     before = arena.find(memory)[1]
     pair.caller.send(HEADER, memory)
     pair.caller.connection.detach()
-    moved = arena.find(memory)[1]
-    assert moved != before
+    assert arena.find(memory) is None
     assert memory == noise(MIB)
     memory[:] = noise(MIB)[::-1]
     pair.caller.send(HEADER, memory)
     pair.pump(lambda: len(pair.callee.delivered) == 2)
     first, second = (sink.views[0] for _, sink in pair.callee.delivered)
     assert (first, second) == (noise(MIB), noise(MIB)[::-1])
-    pair.callee.connection.flush()
-    pair.caller.receive()
-    pair.caller.connection.detach()  # all is read
-    assert arena.find(memory)[1] == moved
-    assert arena.find(arena.zeros(MIB))[1] == before, "the pages from before are not free"
+    settled_between(pair)
+    del memory
+    gc.collect()
+    assert arena.find(arena.zeros(MIB))[1] == before, "its pages are not free"
+
+
+def test_a_buffer_that_is_read_is_lent_on_after_a_detach(pair):
+    memory = in_arena(noise(MIB))
+    pair.caller.send(HEADER, memory)
+    pair.pump(lambda: bool(pair.callee.delivered))
+    settled_between(pair)
+    pair.caller.connection.detach()
+    assert arena.find(memory) is not None
+
+
+def test_a_buffer_may_be_withdrawn_before_it_is_announced(pair):
+    """By another connection: the rest goes through the ring."""
+    size = 2 * WINDOW_BYTES + 5
+    memory = in_arena(noise(size))
+    pair.caller.send(HEADER, memory)
+    arena.withdraw(arena.find(memory)[0])
+    pair.pump(lambda: bool(pair.callee.delivered))
+    assert pair.callee.delivered[0][1].views[0] == noise(size)
+
+
+def test_the_owner_loses_no_write_while_its_memory_is_withdrawn():
+    """Another thread writes to it meanwhile, without the lock of Python."""
+    memory = in_arena(bytes(16 * MIB))
+    values = torch.frombuffer(memory, dtype=torch.float32)
+    extent = arena.find(memory)[0]
+    ends = Event()
+
+    def count():
+        while not ends.is_set():
+            values.add_(1)
+
+    thread = Thread(target=count)
+    thread.start()
+    while not values[-1]:
+        pass
+    arena.withdraw(extent)
+    ends.set()
+    thread.join()
+    assert values.min() == values.max()
 
 
 def test_an_arena_that_the_system_refuses_is_done_without(tmp_path):
@@ -342,7 +421,7 @@ def keep(pair, nbytes, *views):
     """Have the next payload be kept where it lies, in views of these sizes; its sink."""
     own = memoryview(bytearray(nbytes))
     cuts = [0, *views, nbytes]
-    sink = Sink([own[a:b] for a, b in pairwise(cuts)], keeps=True)
+    sink = Sink([own[a:b] for a, b in pairwise(cuts)], borrows=True)
     pair.callee.sinks = lambda nbytes: sink
     return sink
 
@@ -371,7 +450,7 @@ def test_a_payload_is_kept_where_it_lies_until_its_lease_ends(pair, size):
     assert (outbox._window, outbox._used) == (WINDOW_BYTES, size)
     pair.callee.delivered.clear()
     pair.callee.sinks = None
-    sink.lease = None
+    sink.loan = None
     settled_between(pair)
     assert (outbox._used, len(outbox._announced)) == (0, 0)
 
@@ -393,39 +472,43 @@ def test_what_comes_by_another_way_is_copied(pair):
     sink = keep(pair, 2 * RING_BYTES)
     pair.caller.send(HEADER, memoryview(noise(2 * RING_BYTES)))
     pair.pump(lambda: bool(pair.callee.delivered))
-    assert sink.lease is None
+    assert sink.loan is None
     assert sink.views[0] == noise(2 * RING_BYTES)
 
 
 def test_what_is_read_after_a_kept_payload_is_free_when_that_is(pair):
-    """Bytes are told in the order in which they were lent."""
+    """Bytes are told in the order in which they were lent; the lists do not grow meanwhile."""
     first = keep(pair, MIB)
     pair.caller.send(HEADER, in_arena(noise(MIB)))
     pair.pump(lambda: len(pair.callee.delivered) == 1)
     pair.callee.sinks = lambda nbytes: None
-    for _ in range(3):
-        pair.caller.send(HEADER, in_arena(noise(5 * MIB)))
-    pair.pump(lambda: len(pair.callee.delivered) == 4)
+    memory = in_arena(noise(MIB))
+    for number in range(40):
+        pair.caller.send(HEADER, memory)
+        pair.pump(lambda number=number: len(pair.callee.delivered) == number + 2)
     settled_between(pair)
     outbox = pair.caller.connection._outbox
-    assert (outbox._window, outbox._used) == (WINDOW_BYTES, 16 * MIB)
+    assert (outbox._window, outbox._used) == (WINDOW_BYTES, 41 * MIB)
+    assert len(outbox._announced) == len(pair.callee.connection._payload.arena._uses) == 2
     pair.callee.delivered.clear()
-    first.lease = None
+    first.loan = None
     settled_between(pair)
     assert outbox._used == 0
 
 
-@pytest.mark.parametrize("how", ["detach", "close", "peer closes"])
-def test_what_is_kept_stays_when_its_memory_is_its_owners_again(pair, how):
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("how", ["detach", "close", "peer closes", "detach, then peer closes"])
+def test_what_is_kept_stays_when_its_memory_is_its_owners_again(pair, how, told):
     """The caller's connection ends, or its request; the callee's process may live on."""
     memory, sink = in_arena(noise(5 * MIB)), keep(pair, 5 * MIB)
     pair.caller.send(HEADER, memory)
     pair.pump(lambda: bool(pair.callee.delivered))
-    settled_between(pair)
-    if how == "detach":
+    if told:
+        settled_between(pair)
+    if "detach" in how:
         pair.caller.connection.detach()
-    else:
-        if how == "peer closes":
+    if how != "detach":
+        if "peer closes" in how:
             pair.callee.connection.close()
             pair.caller.receive()
             assert pair.caller.ended
@@ -446,13 +529,13 @@ def test_a_payload_that_is_kept_may_end_while_it_comes(pair, how):
     pair.caller.send(HEADER, memory)
     pair.callee.receive()
     assert [view.readonly for view in sink.views] == [True, False]
-    lease = ref(sink.lease)
+    loan = ref(sink.loan)
     if how == "closed":
         pair.callee.connection.close()
-        assert (sink.views, lease()) == ([], None)
+        assert (sink.views, loan()) == ([], None)
         return
     sink.revoke()
-    assert lease() is None
+    assert loan() is None
     pair.pump(lambda: bool(pair.callee.delivered))
     settled_between(pair)
     outbox = pair.caller.connection._outbox
@@ -519,7 +602,6 @@ def test_impossible_signals_raise_typed_errors(liar, frames):
 
 
 def test_a_lent_payload_from_a_peer_without_an_arena_is_refused(liar):
-    liar.connection._payload.arena.close()
     liar.connection._payload.arena = None
     with pytest.raises(BadSharedMemory):
         liar.says(encode(HEADER, 100, SHARED), lend(0, 100))
@@ -547,6 +629,23 @@ def test_bytes_of_a_ring_follow_those_of_the_arena(liar):
     assert sink.landed == 5
     assert bytes(sink.views[2][:20]) == noise(100)[80:]
     assert bytes(sink.views[2][20:]) == noise(101)[:20]
+
+
+def test_a_discarded_payload_is_not_read(liar):
+    """It may be a hole, and reading it would take memory."""
+    liar.end.sinks = lambda nbytes: None
+    used = os.fstat(liar.arena.fd).st_blocks
+    liar.says(BEGUN, lend(1 << 33, WINDOW_BYTES))
+    assert os.fstat(liar.arena.fd).st_blocks == used
+    assert liar.read(2 * PREFIX.size)[5] == READ
+
+
+def test_a_peer_may_not_announce_more_than_it_was_told_that_is_read(liar):
+    """Else a few bytes on the socket were work without end; also of payloads that are discarded."""
+    liar.end.sinks = lambda nbytes: None
+    half = encode(HEADER, WINDOW_BYTES // 2 + 1, SHARED), lend(0, WINDOW_BYTES // 2 + 1)
+    with pytest.raises(BadSharedMemory):
+        liar.says(*half, *half)
 
 
 def test_a_signal_may_come_byte_by_byte(liar):

@@ -140,7 +140,7 @@ class Outcome(msgspec.Struct, frozen=True):
         clock: the clock of this worker, which its next push has, or -1.
         round_weight: the total weight of the pushes in the round before the read clock, or -1.
         updates: the largest number of updates of a fragment that was pulled with its slots, or -1.
-        value: the result of a request that does not pull rows (a view, a lease).
+        value: the result of a request that does not pull rows (a view, a loan).
     """
 
     error: ShoalError | None = None
@@ -170,7 +170,7 @@ class Persist(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Add an entry to this node's lease log; later effects wait until it is durable."""
+    """Add an entry to this node's loan log; later effects wait until it is durable."""
 
     entry: bytes
 
@@ -263,8 +263,8 @@ Effects = list[Effect]
 # ---------------------------------------------------------------------------- arrival
 
 
-class Lease:
-    """The use of a peer's memory, which ends when nothing refers to the lease any more.
+class Loan:
+    """The use of a peer's memory, which ends when nothing refers to the loan any more.
 
     ends:  called then, perhaps by the collector of garbage, in any thread
     """
@@ -292,13 +292,13 @@ class Sink:
         lends: the number of views, from the first on, of which each may be replaced, while it is
             delivered, by the shared memory in which its bytes have arrived. The peer may write
             there, so that only values may be read; and only until the delivery ends.
-        keeps: whether views may be replaced for good by memory of the peer, which cannot be written
-            to here. The peer leaves it alone until the request has ended, or the lease.
-        lease: the lease of that memory, if any view was replaced; its owner drops it.
+        borrows: whether views may be replaced for good by memory of the peer, which cannot be
+            written to here. The peer leaves it alone until the loan ends, or its request.
+        loan: the loan of that memory, if any view was replaced; who uses the views holds it.
     """
 
     __slots__ = (
-        *("by_view", "context", "keeps", "landed", "lease", "lends", "nbytes"),
+        *("by_view", "borrows", "context", "landed", "lends", "loan", "nbytes"),
         *("revoked", "views"),
     )
 
@@ -308,11 +308,11 @@ class Sink:
         context: Any = None,
         by_view: bool = False,
         lends: int = 0,
-        keeps: bool = False,
+        borrows: bool = False,
     ) -> None:
         self.lends = lends
-        self.keeps = keeps
-        self.lease: Lease | None = None
+        self.borrows = borrows
+        self.loan: Loan | None = None
         self.views = views
         self.nbytes = 0
         for view in views:
@@ -333,22 +333,22 @@ class Sink:
             view[:] = data[start:stop]
             start = stop
 
-    def keep(self, number: int, view: memoryview, end: Callable[[], None]) -> None:
-        """Replace a view by memory of the peer; `end` is called when the lease ends."""
-        if self.lease is None:
-            self.lease, self.views = Lease(), [*self.views]  # the list may be its owner's
+    def borrow(self, number: int, view: memoryview, end: Callable[[], None]) -> None:
+        """Replace a view by memory of the peer; `end` is called when the loan ends."""
+        if self.loan is None:
+            self.loan, self.views = Loan(), [*self.views]  # the list may be its owner's
         self.views[number] = view
-        self.lease.ends.append(end)
+        self.loan.ends.append(end)
 
-    def take_lease(self) -> Lease | None:
-        """Hand the lease over: the memory is used as long as the caller keeps it."""
-        lease, self.lease = self.lease, None
-        return lease
+    def take_loan(self) -> Loan | None:
+        """Hand the loan over: the memory is lent as long as the caller holds it."""
+        loan, self.loan = self.loan, None
+        return loan
 
     def revoke(self) -> None:
         self.revoked = True
         self.views = []
-        self.lease = None
+        self.loan = None
 
 
 class Discard(msgspec.Struct, frozen=True):

@@ -130,7 +130,7 @@ class SimulatedCluster:
             RequestOptions(
                 unread_bytes=UNREAD_BYTES,
                 long_bytes=self._plan.long_bytes,
-                kept_bytes=0 if self._plan.kept else inf,
+                borrowed_bytes=0 if self._plan.borrows else inf,
             ),
         )
         self.heartbeats.begin(self._world.add(node, self.servers[node]), session)

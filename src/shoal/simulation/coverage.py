@@ -72,7 +72,7 @@ REQUIRED_COVERAGE: tuple[str, ...] = (
     "constant faults",
     "sums around a ring",
     "fast path",
-    "kept payload",
+    "borrowed payload",
     "streams",
     "costly events",
     "retransmission of Request",

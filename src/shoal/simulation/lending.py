@@ -1,8 +1,8 @@
 """Buffers in flight: they belong to their sender until they are sent, as those of real sockets do.
 
 A message reads its buffers when it arrives, which is as late as a transport may. So a sender that
-changes a buffer that it has lent changes what arrives. A receiver that keeps a payload reads the
-buffers in each of its events, until its lease ends: then there are NaNs in their place.
+changes a buffer that it has lent changes what arrives. A receiver that borrows a payload reads the
+buffers in each of its events, until its loan ends: then there are NaNs in their place.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Envelope(msgspec.Struct, eq=False):
         return b"".join(self.buffers)
 
 
-class _Kept:
+class _Borrowed:
     """A payload that its receiver uses in the sender's memory: a copy that changes with it."""
 
     def __init__(self, envelope: Envelope, sink: Sink) -> None:
@@ -58,7 +58,7 @@ class _Kept:
         self._memory = bytearray(envelope.read(0, envelope.nbytes))
         whole, start = memoryview(self._memory).toreadonly(), 0
         for number, view in enumerate(list(sink.views)):
-            sink.keep(number, whole[start : start + view.nbytes], self._end)
+            sink.borrow(number, whole[start : start + view.nbytes], self._end)
             start += view.nbytes
 
     def look(self) -> None:
@@ -71,11 +71,11 @@ class _Kept:
 
 
 class Lending:
-    """The messages in flight whose buffers are lent, and the payloads that are kept."""
+    """The messages in flight whose buffers are lent, and those that are borrowed."""
 
     def __init__(self) -> None:
         self._lent: dict[NodeId, list[Envelope]] = {}  # by source
-        self._kept: dict[NodeId, list[_Kept]] = {}  # by receiver
+        self._borrowed: dict[NodeId, list[_Borrowed]] = {}  # by receiver
 
     def lend(self, envelope: Envelope, guard: CopyOnWriteGuard | None) -> None:
         """Lend the buffers of a message until it has arrived, or their guard recalls them."""
@@ -92,25 +92,25 @@ class Lending:
         if envelope in lent:
             lent.remove(envelope)
 
-    def keep(self, envelope: Envelope, sink: Sink) -> None:
-        """Let the receiver of a payload use the sender's memory, as long as it keeps the lease."""
-        self._kept.setdefault(envelope.target, []).append(_Kept(envelope, sink))
+    def borrow(self, envelope: Envelope, sink: Sink) -> None:
+        """Let the receiver of a payload use the sender's memory, as long as it holds the loan."""
+        self._borrowed.setdefault(envelope.target, []).append(_Borrowed(envelope, sink))
 
     def look(self, node: NodeId) -> None:
-        """Let a node see what it keeps as it is now."""
-        if node in self._kept:
-            self._kept[node] = [each for each in self._kept[node] if each.used]
-            for each in self._kept[node]:
+        """Let a node see what it borrows as it is now."""
+        if node in self._borrowed:
+            self._borrowed[node] = [each for each in self._borrowed[node] if each.used]
+            for each in self._borrowed[node]:
                 each.look()
 
     def move(self, source: NodeId, target: NodeId | None = None) -> None:
-        """Move a sender's memory from under what others keep, or one of them: that stays as it is.
+        """Leave to others, or one of them, what they borrow, as it is now.
 
         A transport does so when the sender gets its buffers back too early, or their connection
         ends. The memory of a process that has ended stays as it is.
         """
-        for node in [target] if target is not None else list(self._kept):
-            for each in self._kept.get(node, ()):
+        for node in [target] if target is not None else list(self._borrowed):
+            for each in self._borrowed.get(node, ()):
                 if each.used and each.envelope.source == source:
                     each.envelope.detach()
 

@@ -89,7 +89,7 @@ class Messaging:
                 host.at(host.now, partial(host.handle, host.nodes[node], PeerLost(peer)))
 
     def look(self, node: NodeId) -> None:
-        """Let a node see the payloads that it keeps as they are in their senders' memory now."""
+        """Let a node see the payloads that it borrows as they are in their senders' memory now."""
         self._lending.look(node)
 
     # ------------------------------------------------------------------ messages
@@ -177,9 +177,9 @@ class Messaging:
             host.handle(sim, PeerLost(source))
             return
         self._pour(sim, envelope, message, sink, first, envelope.nbytes)
-        if sink.keeps and not sink.revoked:
-            self._lending.keep(envelope, sink)
-            host.coverage["kept payload"] += 1
+        if sink.borrows and not sink.revoked:
+            self._lending.borrow(envelope, sink)
+            host.coverage["borrowed payload"] += 1
         self._lending.arrived(envelope)
         if not sink.by_view or sink.revoked:
             self._come_in(sim, envelope, message, sink)
@@ -199,11 +199,11 @@ class Messaging:
     def _pour(
         self, sim: SimNode, envelope: Envelope, message: Message, sink: Sink, start: int, stop: int
     ) -> None:
-        """Copy bytes of a payload into its sink, unless the sink is revoked or keeps the payload.
+        """Copy bytes of a payload into its sink, unless the sink is revoked or borrows the payload.
 
         A view that comes as a whole is lent instead, if its sink allows that.
         """
-        if sink.keeps:
+        if sink.borrows:
             return
         edge = 0
         for number, view in enumerate(list(sink.views)):

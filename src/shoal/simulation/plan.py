@@ -25,7 +25,7 @@ MODEL_BYTES = 200  # extra bytes of requests with an optimizer table
 GUESTS = "guests"  # a second group of workers, in some seeds
 VISITED = 0.4  # share of the seeds with guests
 LARGE, FIXED, RELENTLESS, SUMMING, SIMPLE = 0.15, 0.12, 0.25, 0.25, 0.25  # shares of the seeds
-KEPT = 0.6  # the same
+BORROWING = 0.6  # the same
 STREAMS, COSTLY = 0.35, 0.3  # shares of the seeds
 LONG, LONG_BYTES = 0.3, (1, 100, 400, 2000)  # share of the seeds; work that is long, in bytes
 QUORUM = 0.3  # share of the seeds with rounds
@@ -74,7 +74,7 @@ class Plan(msgspec.Struct, frozen=True):
     costly:        whether events take time
     long_bytes:    the bytes from which work is done outside of the servers' loops
     unheard:       whether the scheduler is cut off as servers adopt its views
-    kept:          whether payloads may stay in their sender's memory until they are applied
+    borrows:       whether pushes may stay in their sender's memory until they are applied
     """
 
     servers: int
@@ -104,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True):
     simple: bool = False
     costly: bool = False
     unheard: bool = False
-    kept: bool = False
+    borrows: bool = False
     long_bytes: float = inf
 
     @staticmethod
@@ -150,7 +150,7 @@ class Plan(msgspec.Struct, frozen=True):
             as_simple=draws.happens("simple", SIMPLE),
             costly=draws.happens("costly", COSTLY),
             long_bytes=_long_bytes(draws["long work"]),
-            kept=draws.happens("kept", KEPT),
+            borrows=draws.happens("borrows", BORROWING),
             unheard=by_time and draws.happens("unheard", UNHEARD),
         )
         return plan._varied(draws)._closing(draws["quorum"])

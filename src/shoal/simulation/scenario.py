@@ -117,7 +117,7 @@ class Scenario:
             "costly events": plan.costly,
             "scheduler unheard": plan.unheard,
             "long work": plan.long_bytes < inf,
-            "payloads that are kept": plan.kept,
+            "borrowed payloads": plan.borrows,
         }
         self.world.coverage.update(kind for kind, here in kinds.items() if here)
         self.world.write_s = lambda: WRITE_S * draws["slow write"].random()

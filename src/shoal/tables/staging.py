@@ -100,9 +100,6 @@ class Shard(ABC):
         """Keep the memory of a push after it is applied, because it is sent to other servers."""
         staged.retained = True
 
-    def own(self, staged: Any) -> None:  # noqa: B027
-        """Copy the values of a push that are in its sender's memory, if any are."""
-
     def let_go(self, staged: Any) -> None:
         """Release the memory of a retained push, because the other servers have it."""
         staged.retained = False
@@ -149,14 +146,14 @@ class StagedRows:
         values: the values, (n, width); in a whole state, those of each slot follow.
         slots: the number of slots of a whole state; 0 for the rows alone.
         views: the destinations of the payload.
-        lease: the lease of the sender's memory, if the values are there: they cannot be written to.
+        loan: the loan of the sender's memory, if the values are there: they cannot be written to.
     """
 
     __slots__ = (
         "_memory",
         "kept",
         "keys",
-        "lease",
+        "loan",
         "nbytes",
         "prepared",
         "retained",
@@ -180,7 +177,7 @@ class StagedRows:
         self.slots = slots
         self.kept = False  # a pull reads the same keys after this is applied
         self.retained = False  # the memory is also sent to other servers
-        self.lease: Any = None
+        self.loan: Any = None
         self.prepared: list[tuple[int, KeyRange, Prepared | None]] | None = None  # of whole rows
         self._memory = memory
         self.nbytes = memory.nbytes  # of all the memory
@@ -198,22 +195,23 @@ class StagedRows:
             self.values = torch.from_numpy(part).view(dtype).view(-1, width)
             self.views.append(part.data)
 
-    def borrowed(self, view: memoryview, lease: Any) -> StagedRows:
+    def borrowed(self, view: memoryview, loan: Any) -> StagedRows:
         """Return a push of the same whole rows, with its values in the sender's memory."""
         other = copy(self)
         other.values = tensor_in(view, self.values.dtype).view(self.values.shape)
         other.views, other.nbytes, other.prepared = [view], view.nbytes, None
-        other.lease = lease
+        other.loan = loan
+        del other._memory  # the other's
         return other
 
     def own(self) -> None:
         """Copy values that are in the sender's memory."""
-        if self.lease is not None:
+        if self.loan is not None:
             self._memory = aligned(self.nbytes)
             self.views = [self._memory.data]
             self.views[0][:] = data_of(self.values)
             self.values = tensor_in(self.views[0], self.values.dtype).view(self.values.shape)
-            self.lease = None
+            self.loan = None
 
     def states(self) -> Sequence[Tensor]:
         """Return the values of the rows and of each of their slots, in a whole state."""

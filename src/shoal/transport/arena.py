@@ -1,7 +1,7 @@
 """Arena: memory of this process that its peers on this host read in place.
 
-A tensor there is sent without a copy: the socket carries where its bytes lie (LENT), and how many
-the peer has read (READ). The peer maps the whole arena when it greets, once, and for reading.
+A tensor there is sent without a copy: the socket carries where its bytes lie (LENT), and what the
+peer says of them (READ, FREE). The peer maps the whole arena when it greets, once, and for reading.
 
 The arena is one sparse file without a name, of a fixed size that is sealed: a missing page would
 kill the process that reads it. Only pages that are in use take memory.
@@ -17,17 +17,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache, partial
 from threading import Lock
+from typing import Any
 
 from shoal.errors import BadSharedMemory
 
 ARENA_BYTES = 1 << 36
-WINDOW_BYTES = 16 << 20  # that may be announced to a peer, and not be read yet
+WINDOW_BYTES = 16 << 20  # that may be announced to a peer which has not said that it has read more
 READ_BYTES = WINDOW_BYTES // 2  # per READ signal
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-_MAP_FIXED = 0x10  # of Linux
-_FAILED = ctypes.c_void_p(-1).value
 
 
 class Extent:
@@ -40,34 +39,11 @@ class Extent:
         self.nbytes = nbytes
 
 
-class Region:
-    """Memory of this process: the address at which an extent is mapped."""
-
-    __slots__ = ("address", "extent")
-
-    def __init__(self, address: int, extent: Extent) -> None:
-        self.address = address
-        self.extent = extent
-
-
-class _Pages(mmap.mmap):
-    """Mapped pages, which leave the arena's regions before they are unmapped.
-
-    After that, other memory may be at their address.
-    """
-
-    regions: dict[int, Region]
-    address = -1
-
-    def __del__(self) -> None:
-        if self.address >= 0:
-            self.regions.pop(self.address, None)
-
-
 class Arena:
     """The memory of this process that peers may read.
 
-    An extent belongs to its region, and to each message that names it until the peer has read it.
+    An extent belongs to the memory at which it is mapped, and to each message that names it until
+    the peer says that it uses it no more.
     """
 
     def __init__(self) -> None:
@@ -79,8 +55,8 @@ class Arena:
         self._fd = -1
         self._free = [(0, ARENA_BYTES)]  # (offset, bytes), by offset
         self._given: deque[tuple[int, int]] = deque()  # pages that are free since
-        self._regions: dict[int, Region] = {}  # by address
-        self._kept: list[Extent] = []
+        self._regions: dict[int, Extent] = {}  # by address, what is lent
+        self._kept: set[Extent] = set()
 
     @property
     def fd(self) -> int:
@@ -104,45 +80,36 @@ class Arena:
             OSError: the arena is full, or the system refuses it.
         """
         extent = self._take(nbytes)
-        pages = _Pages(self.fd, extent.nbytes, offset=extent.offset)
-        pages.regions = self._regions
-        pages.address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-        self._regions[pages.address] = Region(pages.address, extent)
-        return memoryview(pages)[:nbytes]
+        regions = self._regions
+        pages = _Pages(self.fd, extent.nbytes, extent.offset, lambda at: regions.pop(at, None))
+        pages.extent = extent
+        regions[pages.address] = extent
+        return pages.memory()[:nbytes]
 
     def find(self, view: memoryview) -> tuple[Extent, int] | None:
-        """Return the extent of some memory and its offset in the arena; None if it is elsewhere."""
+        """Return the extent of some memory and its offset in the arena; None if it is not lent."""
         if not self._regions or view.readonly:
             return None
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-        for region in list(self._regions.values()):
-            within = address - region.address
-            if within >= 0 and within + view.nbytes <= region.extent.nbytes:
-                return region.extent, region.extent.offset + within
+        for start, extent in list(self._regions.items()):
+            within = address - start
+            if within >= 0 and within + view.nbytes <= extent.nbytes:
+                return extent, extent.offset + within
         return None
 
-    def move(self, extent: Extent) -> None:
-        """Give the region of an extent other pages of the same content.
+    def withdraw(self, extent: Extent) -> None:
+        """Leave the pages of an extent to the peers that read them; it is lent no more.
 
-        The owner may write to its memory then, and a peer still reads what was there. Where there
-        are no other pages, the peer reads what is written.
+        What the owner writes to its memory from now on goes to pages of its own.
         """
-        for region in list(self._regions.values()):
-            if region.extent is not extent:
-                continue
-            with suppress(OSError):
-                to = self._take(extent.nbytes)
-                with (
-                    mmap.mmap(self.fd, extent.nbytes, offset=extent.offset) as old,
-                    mmap.mmap(self.fd, extent.nbytes, offset=to.offset) as new,
-                ):
-                    new.write(old)
-                _map(region.address, to, self.fd, mmap.MAP_SHARED)
-                region.extent = to
+        for address, found in list(self._regions.items()):
+            if found is extent and self._regions.pop(address, None) is not None:
+                with suppress(OSError):  # then peers read what is written
+                    _map(self.fd, extent.nbytes, extent.offset, mmap.MAP_PRIVATE, address)
 
     def keep(self, extent: Extent) -> None:
         """Never free an extent: a peer may read it, and nothing will say when it has."""
-        self._kept.append(extent)
+        self._kept.add(extent)
 
     # ------------------------------------------------------------------ pages
 
@@ -162,16 +129,19 @@ class Arena:
                     rest = [(offset + size, free - size)] if free > size else []
                     self._free[index : index + 1] = rest
                     extent = Extent(offset, size)
-                    weakref.finalize(extent, self._give, fd, offset, size).atexit = False
+                    give = partial(self._give, self._given, fd, offset, size)
+                    weakref.finalize(extent, give).atexit = False
                     return extent
         raise OSError(f"the arena has no {size} bytes in one piece")
 
-    def _give(self, fd: int, offset: int, size: int) -> None:
-        """Free some pages; this may be called anywhere, by the collector of garbage."""
-        if fd == self._fd:  # else they are of a process that this one was forked from
-            with suppress(OSError), mmap.mmap(fd, size, offset=offset) as pages:
-                pages.madvise(mmap.MADV_REMOVE)
-            self._given.append((offset, size))
+    def _give(self, given: deque[tuple[int, int]], fd: int, offset: int, size: int) -> None:
+        """Free some pages, whose memory is zero then; the collector of garbage may call this.
+
+        Pages that cannot be freed are not used again, nor those of the process that this one was
+        forked from: `given` is not of this arena then.
+        """
+        if given is self._given and not _libc().fallocate(fd, _PUNCH_HOLE, offset, size):
+            given.append((offset, size))
 
     def _join(self) -> None:
         """Join the pages that were given with the free ones beside them."""
@@ -188,47 +158,23 @@ class Arena:
     def _leave_to_parent(self) -> None:
         """Leave the arena to the process that this one was forked from.
 
-        What is written to inherited memory stays in this process, as with all other memory.
+        What is written to inherited memory stays in this process. What the parent writes may show
+        there until then.
         """
-        regions, fd = list(self._regions.values()), self._fd
-        for region in regions:
-            with suppress(OSError):
-                _map(region.address, region.extent, fd, mmap.MAP_PRIVATE)
+        for address, extent in list(self._regions.items()):
+            _map(self._fd, extent.nbytes, extent.offset, mmap.MAP_PRIVATE, address)
+        if self._fd >= 0:
+            os.close(self._fd)
         self._forget()
-        if fd >= 0:
-            os.close(fd)
-
-
-def _map(address: int, extent: Extent, fd: int, kind: int) -> None:
-    """Map an extent at an address, in place of what is mapped there."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (
-        *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
-        ctypes.c_int64,
-    )
-    way = mmap.PROT_READ | mmap.PROT_WRITE, kind | _MAP_FIXED
-    if libc.mmap(address, extent.nbytes, *way, fd, extent.offset) == _FAILED:
-        raise OSError(ctypes.get_errno(), "cannot map memory")
 
 
 arena = Arena()
 
 
-class _Use:
-    """Some bytes of a peer's arena, and whether they are in use no more."""
-
-    __slots__ = ("count", "ended")
-
-    def __init__(self, count: int, ended: bool) -> None:
-        self.count = count
-        self.ended = ended
-
-
 class PeerArena:
     """A peer's arena, whose contents may change at any time: only values are read in place.
 
-    read:  the bytes that were read, or are kept, of which the peer was not told
+    read:  the bytes that were read, or are borrowed, of which the peer was not told
     free:  the bytes that are in use no more, of which the peer was not told
     owes:  whether there may be any of these
     """
@@ -250,31 +196,35 @@ class PeerArena:
                     f"shared memory of {size} bytes, seals {seals:#x}: not an arena of "
                     f"{ARENA_BYTES} bytes that cannot shrink"
                 )
-            self._map = mmap.mmap(fd, ARENA_BYTES, prot=mmap.PROT_READ)
+            pages = _Pages(fd, ARENA_BYTES, 0, writes=False)
         finally:
             os.close(fd)
-        self._memory = memoryview(self._map)
+        # a core dump would allocate all of it
+        _libc().madvise(pages.address, ARENA_BYTES, mmap.MADV_DONTDUMP)
+        self._memory = pages.memory().toreadonly()
         self._pieces: deque[tuple[int, int]] = deque()  # (offset, bytes); none adjoin
-        self._uses: deque[_Use] = deque()  # of what was taken, from the first that is kept on
+        self._uses: deque[_Use] = deque()  # of what was taken, from the first that is borrowed on
+        self._ahead = 0  # bytes announced that the peer was not told of as read
         self.read = self.free = 0
         self.owes = False
 
-    def announce(self, offset: int, count: int, keeps: bool) -> None:
+    def announce(self, offset: int, count: int, borrows: bool) -> None:
         """Note where the next bytes of the payload lie.
 
-        keeps:  whether the peer may announce more at once, because they are kept where they lie
+        borrows:  whether the peer may announce more at once, because they are used where they lie
 
         Raises:
-            BadSharedMemory: they are not in the arena.
+            BadSharedMemory: they are not in the arena, or more than the peer may announce.
         """
-        if offset + count > ARENA_BYTES:
-            raise BadSharedMemory(f"{count} bytes at {offset} of an arena of {ARENA_BYTES}")
+        self._ahead += count
+        if offset + count > ARENA_BYTES or self._ahead > WINDOW_BYTES:
+            raise BadSharedMemory(f"{count} bytes at {offset} are announced, {self._ahead} in all")
         if self._pieces and sum(self._pieces[-1]) == offset:
             before, held = self._pieces.pop()
             self._pieces.append((before, held + count))
         else:
             self._pieces.append((offset, count))
-        if keeps:
+        if borrows:
             self.read += count
         self.owes = True
 
@@ -298,21 +248,30 @@ class PeerArena:
             into[at : at + count] = self.look(count)
             at += count
 
-    def done(self, count: int, keeps: bool) -> None:
-        """Note that the next `count` bytes that were taken are in use no more."""
-        if not keeps:
-            self.read += count
-        if self._uses:
-            self._uses.append(_Use(count, True))
-        else:
-            self.free += count
+    def skip(self, count: int) -> None:
+        """Take the next `count` bytes without reading them: that might allocate their pages."""
+        while count:
+            some = min(self._pieces[0][1], count)
+            self.look(some)
+            count -= some
 
-    def keep(self, count: int) -> Callable[[], None]:
+    def done(self, count: int, borrows: bool) -> None:
+        """Note that the next `count` bytes that were taken are in use no more."""
+        if not borrows:
+            self.read += count
+        if not self._uses:
+            self.free += count
+        elif self._uses[-1].ended:
+            self._uses[-1].count += count
+        else:
+            self._uses.append(_Use(count, True))
+
+    def borrow(self, count: int) -> Callable[[], None]:
         """Note that the next `count` bytes that were taken stay in use; return what ends that."""
         use = _Use(count, False)
         self._uses.append(use)
 
-        def end() -> None:  # may be called anywhere, by the collector of garbage
+        def end() -> None:  # the collector of garbage may call this anywhere
             use.ended = True
 
         return end
@@ -325,11 +284,91 @@ class PeerArena:
         while self._uses and self._uses[0].ended:
             self.free += self._uses.popleft().count
         told = self.read, self.free
+        self._ahead -= self.read
         self.read = self.free = 0
         self.owes = bool(self._uses)
         return told
 
-    def close(self) -> None:
-        with suppress(BufferError):  # a view is in use; the memory is freed with it
-            self._memory.release()
-            self._map.close()
+
+class _Use:
+    """Some bytes of a peer's arena, and whether they are in use no more."""
+
+    __slots__ = ("count", "ended")
+
+    def __init__(self, count: int, ended: bool) -> None:
+        self.count = count
+        self.ended = ended
+
+
+# ---------------------------------------------------------------------------- mapping
+#
+# Python's own mmap keeps a descriptor for each mapping, and tells of its end when other memory may
+# be at its address already.
+
+_PUNCH_HOLE = 3  # of Linux: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+_MAP_FIXED = 0x10
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Pages:
+    """Mapped pages, which are unmapped when nothing refers to their memory any more.
+
+    before:  called with their address, just before that
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        nbytes: int,
+        offset: int,
+        before: Callable[[int], object] = lambda address: None,
+        writes: bool = True,
+    ) -> None:
+        """Map them.
+
+        Raises:
+            OSError: they cannot be mapped.
+        """
+        self.extent: Extent | None = None  # they refer to it
+        self._nbytes = nbytes
+        self._before = before
+        self._libc = _libc()  # as the interpreter ends, this module may be gone first
+        self.address = _map(fd, nbytes, offset, mmap.MAP_SHARED, writes=writes)
+
+    def memory(self) -> memoryview:
+        array: Any = (ctypes.c_ubyte * self._nbytes).from_address(self.address)
+        array.pages = self
+        return memoryview(array).cast("B")
+
+    def __del__(self) -> None:
+        if hasattr(self, "address"):
+            self._before(self.address)
+            self._libc.munmap(self.address, self._nbytes)
+
+
+def _map(
+    fd: int, nbytes: int, offset: int, kind: int, at: int | None = None, writes: bool = True
+) -> int:
+    """Map pages of a file, in place of what is mapped there if `at` is given; return the address.
+
+    Raises:
+        OSError: they cannot be mapped.
+    """
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
+    fixed = 0 if at is None else _MAP_FIXED
+    address: int = _libc().mmap(at, nbytes, protection, kind | fixed, fd, offset)
+    if address == _FAILED:
+        raise OSError(ctypes.get_errno(), "memory cannot be mapped")
+    return address
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    pointer, size, number, offset = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
+    libc.mmap.restype = pointer
+    libc.mmap.argtypes = (pointer, size, number, number, number, offset)
+    libc.munmap.argtypes = (pointer, size)
+    libc.madvise.argtypes = (pointer, size, number)
+    libc.fallocate.argtypes = (number, number, offset, offset)
+    return libc

@@ -129,9 +129,12 @@ class Outbox:
         first = self._later[0]
         count = min(first.view.nbytes, self._window)
         found = arena.find(first.view)
-        assert found is not None, "lent memory is not freed"
+        if found is None:  # it was withdrawn, for the sake of another connection
+            first.lent = False
+            return
         extent, offset = found
-        self._announced.append((extent, count))
+        before = self._announced.pop()[1] if self._joins(extent) else 0
+        self._announced.append((extent, before + count))
         self._used += count
         self._window -= count
         self.backlog -= count
@@ -140,6 +143,9 @@ class Outbox:
         else:
             first.view = first.view[count:]
         self._queue(lend(offset, count))
+
+    def _joins(self, extent: Extent) -> bool:
+        return bool(self._announced) and self._announced[-1][0] is extent
 
     def was_read(self, count: int) -> None:
         """Note that the peer has read `count` lent bytes, or keeps them.
@@ -219,12 +225,12 @@ class Outbox:
     def detach(self) -> None:
         """Copy all unsent bytes, so that no buffer is borrowed any more.
 
-        What the peer is reading in the arena stays there, and the buffer gets other memory.
+        What the peer may use in the arena stays there, and is lent no more.
         """
         for piece in (*self._next, *self._later):
             _copy(piece)
-        for extent in {extent for extent, _ in self._announced}:
-            arena.move(extent)
+        for extent, _ in self._announced:
+            arena.withdraw(extent)
 
     def _recalled(self) -> None:
         for piece in (*self._next, *self._later):
@@ -237,18 +243,12 @@ class Outbox:
         self.backlog = 0
         self.wants_write = False
 
-    def close(self, gone: bool) -> None:
-        """Drop the backlog; leave to the peer what it may still use in the arena.
-
-        gone:  whether the peer has ended the connection: what it has not read it will not read
-        """
+    def close(self) -> None:
+        """Drop the backlog; leave to the peer what it may still use in the arena."""
         self.clear()
-        used = self._used - (WINDOW_BYTES - self._window if gone else 0)
-        for extent, count in self._announced:
-            if used > 0:
-                arena.move(extent)
-                arena.keep(extent)
-            used -= count
+        for extent, _ in self._announced:
+            arena.withdraw(extent)
+            arena.keep(extent)
         self._announced.clear()
         self._used = 0
         self.theirs = None

@@ -27,7 +27,7 @@ class Payload:
         put: the bytes in the ring that have not been taken.
         arena: the peer's arena.
         lent: the bytes in the arena that the peer has announced, and that have not been read.
-        keeps: whether the payload may be kept where it lies in the arena.
+        borrows: whether the payload may stay where it lies in the arena.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -38,7 +38,7 @@ class Payload:
         self.put = 0
         self.arena: PeerArena | None = None
         self.lent = 0
-        self.keeps = False
+        self.borrows = False
         self._outbox = outbox
         self._peer = ""
         self._message: Message | None = None  # None where it could not be understood
@@ -56,7 +56,7 @@ class Payload:
         self._peer = peer
         self._message, self._sink, self.shared = message, sink, shared
         self.left = nbytes
-        self.keeps = shared and sink is not None and sink.keeps
+        self.borrows = shared and sink is not None and sink.borrows
         self._view = self._edge = self._read = 0
 
     def target(self) -> memoryview:
@@ -112,46 +112,48 @@ class Payload:
 
     def told_lent(self, offset: int, nbytes: int, deliver: Deliver) -> None:
         """Note that the next `nbytes` bytes lie in the peer's arena, and take what is there."""
-        assert self.arena is not None
-        self.arena.announce(offset, nbytes, self.keeps)
+        self._arena().announce(offset, nbytes, self.borrows)
         self.lent += nbytes
         self.take(deliver)
 
     def take(self, deliver: Deliver) -> None:
         """Take the bytes that are in shared memory; a later call resumes after an exception.
 
-        A view that can be lent or kept waits until all of it is there.
+        A view that can be lent or borrowed waits until all of it is there.
         """
         while there := self.put or self.lent:
-            sink = self._keeper() if self.keeps and self.lent else self._lender()
+            sink = self._borrower() if self.borrows and self.lent else self._lender()
             if sink is None:
                 self._copy(deliver)
             elif sink.views[self._view].nbytes > there:
                 return
-            elif self.keeps:
-                self._keep(sink, deliver)
+            elif self.borrows:
+                self._borrow(sink, deliver)
             else:
                 self._lend(sink, deliver)
 
     def _copy(self, deliver: Deliver) -> None:
         """Copy bytes out of shared memory, up to the end of a view."""
         source = self._source()
-        target = self.target()[: self.put or self.lent]
-        if self.put:
-            target = self.up_to_line(target)
-        count = target.nbytes
-        source.take(target)
+        if self.lent and (self._sink is None or self._sink.revoked):
+            count = self.lent
+            self._arena().skip(count)
+        else:
+            target = self.target()[: self.put or self.lent]
+            if self.put:
+                target = self.up_to_line(target)
+            count = target.nbytes
+            source.take(target)
         self._took(count)
         self._give_back(count, source)
         self.wrote(count, deliver)
 
-    def _keeper(self) -> Sink | None:
-        """Return the sink if its next view may be kept, and will lie there in one piece."""
+    def _borrower(self) -> Sink | None:
+        """Return the sink if its next view may be borrowed, and will lie there in one piece."""
         sink = self._sink
         if sink is None or sink.revoked or not self._on_edge(sink):
             return None
-        assert self.arena is not None
-        return sink if sink.views[self._view].nbytes <= self.arena.in_one_piece else None
+        return sink if sink.views[self._view].nbytes <= self._arena().in_one_piece else None
 
     def _on_edge(self, sink: Sink) -> bool:
         """Return whether the next byte begins a view."""
@@ -160,11 +162,10 @@ class Payload:
             self._view += 1
         return self._read == self._edge
 
-    def _keep(self, sink: Sink, deliver: Deliver) -> None:
-        """Replace a view by the peer's memory, for as long as the sink's lease."""
-        assert self.arena is not None
+    def _borrow(self, sink: Sink, deliver: Deliver) -> None:
+        """Replace a view by the peer's memory, for as long as the sink's loan."""
         count = sink.views[self._view].nbytes
-        sink.keep(self._view, self.arena.look(count), self.arena.keep(count))
+        sink.borrow(self._view, self._arena().look(count), self._arena().borrow(count))
         self.lent -= count
         self.wrote(count, deliver)
 
@@ -191,6 +192,10 @@ class Payload:
                 sink.views[number] = own
             self._give_back(own.nbytes, source)
 
+    def _arena(self) -> PeerArena:
+        assert self.arena is not None
+        return self.arena
+
     def _source(self) -> Inlet | PeerArena:
         """Return where the next bytes are."""
         source = self.inlet if self.put else self.arena
@@ -206,7 +211,7 @@ class Payload:
     def _give_back(self, count: int, source: Inlet | PeerArena) -> None:
         """Give back `count` bytes of the peer's memory: from now on it may write there."""
         if source is self.arena:
-            source.done(count, self.keeps)
+            source.done(count, self.borrows)
         elif source is self.inlet:
             self._outbox.owed += count
             if not self.put:  # the end of a chunk: within a line at a payload's end alone
@@ -220,6 +225,4 @@ class Payload:
         if self.inlet is not None:
             self.inlet.close()
             self.inlet = None
-        if self.arena is not None:
-            self.arena.close()
-            self.arena = None
+        self.arena = None  # it is unmapped when no view of it is in use

@@ -26,7 +26,7 @@ from shoal.protocol.machine import CopyOnWriteGuard, Sink
 from shoal.protocol.messages.base import Message
 from shoal.protocol.messages.handshake import Challenge, Denied, Hello, Welcome
 from shoal.transport import handshake
-from shoal.transport.arena import READ_BYTES, WINDOW_BYTES, PeerArena
+from shoal.transport.arena import READ_BYTES, PeerArena
 from shoal.transport.base import Arriving, Connection, Deliver, Identity, Malformed, sink_for
 from shoal.transport.outbox import BUFFERS_A_CALL, Outbox
 from shoal.transport.payload import STRAIGHT_BYTES, Payload
@@ -92,7 +92,6 @@ class StreamConnection(Connection):
         self._inbox = memoryview(bytearray(self._inbox_bytes))
         self._start = self._stop = 0  # the bounds of the inbox's bytes that are not taken yet
         self._greeted_with: list[int] = []  # the descriptors of the caller's ring and arena
-        self._gone = False  # whether the peer has ended the connection
         self._outbox = Outbox()
         self._payload = Payload(self._outbox)
         if asked is not None:
@@ -223,7 +222,6 @@ class StreamConnection(Connection):
             self._take(arriving, deliver, malformed)
             if self._outbox.owed >= TAKEN_BYTES:
                 turn += self._tell_taken()
-            self._tell_read()
         while True:
             target = payload.target() if payload.left and not payload.shared else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
@@ -237,16 +235,18 @@ class StreamConnection(Connection):
                 return True
             except OSError as error:
                 self.timed_out = error.errno in SILENCES
-                self._gone = not self.timed_out
                 return False
             if not count:
-                self._gone = True
                 return False
             if straight:
                 payload.wrote(count, deliver)
             else:
                 self._stop += count
-            self._take(arriving, deliver, malformed)
+            try:
+                self._take(arriving, deliver, malformed)
+            finally:  # else the peer would wait where a delivery is interrupted
+                if self._outbox.theirs is not None:
+                    turn += self._tell_read()
             turn += count
             if self._outbox.owed >= TAKEN_BYTES:
                 turn += self._tell_taken()
@@ -255,11 +255,14 @@ class StreamConnection(Connection):
             if turn >= TURN_BYTES or monotonic() >= until:
                 return True
 
-    def _tell_read(self) -> None:
-        """Tell the peer what was read in its arena, if it may wait for that."""
-        theirs = self._payload.arena
-        if theirs is not None and theirs.read >= READ_BYTES:
-            self.flush()
+    def _tell_read(self) -> int:
+        """Tell the peer what was read in its arena, if it may wait for that; return the bytes."""
+        theirs = self._outbox.theirs
+        read = theirs.read if theirs is not None else 0
+        if read < READ_BYTES:
+            return 0
+        self.flush()
+        return read
 
     def _tell_taken(self) -> int:
         """Tell the peer how much of its ring is free again; return the bytes."""
@@ -360,9 +363,8 @@ class StreamConnection(Connection):
         elif kind in (READ, FREE):
             nonsense = False  # the outbox knows how many were lent
         elif kind == LENT:
-            most = payload.left if payload.keeps else min(WINDOW_BYTES, payload.left)
-            most = 0 if payload.arena is None else most
-            nonsense = not payload.shared or bool(payload.put) or payload.lent + nbytes > most
+            nonsense = not payload.shared or payload.arena is None or bool(payload.put)
+            nonsense = nonsense or payload.lent + nbytes > payload.left
         elif kind == PUT:
             put, left = payload.put + nbytes, payload.left - payload.lent
             broken = put < left and nbytes % LINE_BYTES  # the next chunk would not follow it
@@ -379,10 +381,7 @@ class StreamConnection(Connection):
             self._payload.told_put(nbytes, deliver)
         elif kind == LENT:
             offset = int.from_bytes(self._inbox[self._start - OFFSET_BYTES : self._start], "little")
-            try:
-                self._payload.told_lent(offset, nbytes, deliver)
-            finally:
-                self._tell_read()
+            self._payload.told_lent(offset, nbytes, deliver)
         else:
             if kind == TAKEN:
                 outbox.taken(nbytes)
@@ -450,7 +449,7 @@ class StreamConnection(Connection):
     def close(self) -> None:
         self._payload.close()
         self._start = self._stop = 0
-        self._outbox.close(self._gone)
+        self._outbox.close()
         while self._greeted_with:
             os.close(self._greeted_with.pop())
         self._sock.close()

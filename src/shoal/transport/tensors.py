@@ -20,7 +20,8 @@ def shared_zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
     before the push's future is done. Servers of other hosts, and pushes of less than 32 KiB, get a
     copy. The gradients of `shoal.Optimizer` and of `FlatParams` are in such memory.
 
-    In a process that is forked from this one the tensor is ordinary memory, with its own values.
+    A fork of this process that writes to the tensor writes to memory of its own. What it reads
+    before that is undefined.
 
     Args:
         size: the sizes of the dimensions, in elements.

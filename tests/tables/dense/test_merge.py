@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Lease
+from shoal.protocol.machine import Loan
 from shoal.tables.dense.shard import DenseShard
 from tests.tables.dense.pushes import WIDTH, Push, column, one, send_round, some, stage, table
 
@@ -104,11 +104,11 @@ def test_values_in_their_senders_memory_merge_bitwise_alike_and_stay_as_they_are
             staged = stage(shards[1], each)
             if rank in borrowed:
                 memories.append(bytearray(staged.views[0]))
-                lent, lease = memoryview(memories[-1]).toreadonly(), Lease()
-                lease.ends.append(partial(ended.append, rank))
-                merged.append((each.weight, None, staged.borrowed(lent, lease)))
+                lent, loan = memoryview(memories[-1]).toreadonly(), Loan()
+                loan.ends.append(partial(ended.append, rank))
+                merged.append((each.weight, None, staged.borrowed(lent, loan)))
                 shards[1].release(staged)
-                del lease
+                del loan
             else:
                 merged.append((each.weight, None, staged))
         before = [bytes(each) for each in memories]
@@ -127,6 +127,6 @@ def test_a_push_for_part_of_the_rows_may_be_in_its_senders_memory():
     staged = [stage(shard, each) for each in (wide, narrow)]
     for number in (0, 1):
         memory = memoryview(bytes(staged[number].views[0]))
-        staged[number] = staged[number].borrowed(memory, Lease())
+        staged[number] = staged[number].borrowed(memory, Loan())
     shard.merge([(1.0, None, each) for each in staged])
     assert column(shard) == [2.0] * 3 + [12.0] * 4 + [2.0] * 3

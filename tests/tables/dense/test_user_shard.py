@@ -88,3 +88,11 @@ def test_only_users_methods_have_such_shards(shard):
 
 def test_a_users_prepared_update_is_used(shard):
     assert Failing.prepared_calls > 0
+
+
+def test_no_update_is_read_in_memory_that_its_method_cannot_write_to():
+    """A method that tries ends its process, where the memory is a mapping for reading."""
+    spec = table(access="sum")
+    assert DenseShard(spec, spec.keys).reads_lent
+    assert not UserShard(spec, spec.keys).reads_lent
+    assert not UserShard(spec, spec.keys).split([spec.keys])[0].reads_lent

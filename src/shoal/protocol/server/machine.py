@@ -120,7 +120,7 @@ class ServerMachine:
     def handle(self, event: Event, now: float) -> Effects:
         out: Effects = []
         self._time.set(now)
-        if type(event) is Received and event.payload is not None and event.payload.lease:
+        if type(event) is Received and event.payload is not None and event.payload.loan:
             self.requests.staging.adopt(event.payload)
         if (
             type(event) is Received

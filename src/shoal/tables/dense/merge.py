@@ -27,7 +27,7 @@ def merge_whole(spec: TableSpec, part: KeyRange, named: Sequence[Contribution]) 
     """
     updates = [rows_of(staged, part) for _, _, staged in named]
     first, *others = updates
-    borrowed = named[0][2].lease is not None
+    borrowed = named[0][2].loan is not None
     if spec.robust:
         middle = _middle(spec, updates)
         return Merged(part, None, middle if borrowed else first.copy_(middle), named[0][1])

@@ -32,7 +32,7 @@ from shoal.tables.staging import (
 )
 
 _RANGES_KEPT = 64
-KEPT_BYTES = 32 << 10
+BORROWED_BYTES = 32 << 10
 
 
 class DenseShard(DenseRows):
@@ -152,12 +152,9 @@ class DenseShard(DenseRows):
         return StagedRows(rows, memory, keys, values_bytes, self.dtype, self.spec.width, slots)
 
     def retain(self, staged: StagedRows) -> None:
-        if staged.lease is not None:
+        if staged.loan is not None:
             staged.own()
         staged.retained = True
-
-    def own(self, staged: StagedRows) -> None:
-        staged.own()
 
     def release(self, staged: StagedRows) -> None:
         """Reuse staging memory, whose views must not be in use any more."""
@@ -166,8 +163,8 @@ class DenseShard(DenseRows):
             return
         if staged.retained:
             return
-        if staged.lease is not None:  # nothing here refers to the sender's memory any more
-            staged.lease = None
+        if staged.loan is not None:  # nothing here refers to the sender's memory any more
+            staged.loan = None
             return
         if staged.keys is not None or staged.slots:
             if not staged.kept:
@@ -176,7 +173,7 @@ class DenseShard(DenseRows):
         # Most pushes have the same rows as the last one, whose memory is kept as it is. All kept
         # memory is dropped once it exceeds the needs of a few pushes of the whole shard, or of the
         # many small ones that may be under way.
-        limit = max(POOLED_PER_SIZE * self.rows.nbytes, KEPT_BYTES)
+        limit = max(POOLED_PER_SIZE * self.rows.nbytes, BORROWED_BYTES)
         if self._ready_bytes + staged.nbytes > limit or len(self._ready) > _RANGES_KEPT:
             self._ready.clear()
             self._ready_bytes = 0
@@ -187,7 +184,7 @@ class DenseShard(DenseRows):
 
     def apply(self, staged: StagedRows, lr: float | None) -> None:
         """Apply a push with the access method, fragment by fragment."""
-        if staged.keys is None and staged.prepared is None and staged.lease is None:
+        if staged.keys is None and staged.prepared is None and staged.loan is None:
             staged.prepared = self._pieces(staged)
         touched: Sequence[tuple[int, KeyRange, Prepared | None]] = staged.prepared or [
             (index, part, None) for index, part in self._touched(staged.rows)
@@ -226,9 +223,10 @@ class DenseShard(DenseRows):
         first = contributions[0][2].rows if contributions else None
         alike = all(each.keys is None and each.rows == first for _, _, each in contributions)
         applied = (self._merge_alike if alike else self._merge_pieces)(contributions)
+        borrowed = any(staged.loan is not None for _, _, staged in contributions)
         for _, _, staged in contributions:
             self.release(staged)
-        return side_by_side(applied)
+        return applied if borrowed else side_by_side(applied)  # if so no other server gets them
 
     def _merge_alike(self, contributions: Sequence[Contribution]) -> list[Merged]:
         """Merge and apply pushes of the same whole rows, with the update prepared for the first."""
@@ -236,7 +234,7 @@ class DenseShard(DenseRows):
             return []
         applied, counts = [], self.counts
         into = contributions[0][2]  # `merge_whole` merges in its memory, if it is this server's
-        if into.prepared is None and into.lease is None:
+        if into.prepared is None and into.loan is None:
             into.prepared = self._pieces(into)
         pieces: Sequence[tuple[int, KeyRange, Prepared | None]] = into.prepared or [
             (index, part, None) for index, part in self._touched(into.rows)

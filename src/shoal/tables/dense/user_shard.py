@@ -12,16 +12,22 @@ from shoal.keys import KeyRange
 from shoal.tables.access import Prepared, Slots
 from shoal.tables.dense.merge import Contribution
 from shoal.tables.dense.shard import DenseShard
+from shoal.tables.spec import TableSpec
 from shoal.tables.staging import Merged, StagedRows
 
 
 class UserShard(DenseShard):
     """A dense shard that is left as it was by a push or a round whose access method raises.
 
-    No push to it is streamed: a fragment may fail when others are in the rows.
+    No push to it is streamed: a fragment may fail when others are in the rows. None is read in its
+    sender's memory, which ends a process that writes there, as a method may try to.
     """
 
     streams = False
+
+    def __init__(self, spec: TableSpec, held: KeyRange, of: DenseShard | None = None) -> None:
+        super().__init__(spec, held, of)
+        self.reads_lent = False
 
     def apply(self, staged: StagedRows, lr: float | None) -> None:
         with self._undone(staged.rows):

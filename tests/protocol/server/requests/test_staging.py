@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import InvariantBroken
 from shoal.keys import KeyRange
-from shoal.protocol.machine import Discard, Lease, Note, Received, Send
+from shoal.protocol.machine import Discard, Loan, Note, Received, Send, Sink
 from shoal.protocol.messages.base import Part
 from shoal.protocol.messages.membership import NewView
 from shoal.protocol.messages.requests import Reply, Request
@@ -321,32 +321,32 @@ class Keeping(Server):
     """A server that may keep payloads of all sizes in their senders' memory."""
 
     def __init__(self, *specs):
-        options = RequestOptions(kept_bytes=0)
+        options = RequestOptions(borrowed_bytes=0)
         self.machine = ServerMachine(Session("s", "server"), DenseShard, requests=options)
         self.specs = specs
         self.adopt(1)
 
     def keep(self, request, *memories):
-        """A payload comes and is kept where it lies: its lease, and the answers."""
+        """A payload comes and is kept where it lies: its loan, and the answers."""
         sink = self.machine.arriving("w", request, sum(each.nbytes for each in memories))
-        assert sink.keeps
+        assert sink.borrows
         sink.views = [memoryview(each).cast("B").toreadonly() for each in memories]
-        sink.lease = Lease()
-        lease = ref(sink.lease)
-        return lease, self.machine.handle(Received("w", request, sink), 0.0)
+        sink.loan = Loan()
+        loan = ref(sink.loan)
+        return loan, self.machine.handle(Received("w", request, sink), 0.0)
 
 
 def test_a_push_into_a_round_is_merged_from_its_senders_memory():
     server = Keeping(table(consistency=bsp()))
     memory = ones()
-    lease, effects = server.keep(server.request(0), memory)
+    loan, effects = server.keep(server.request(0), memory)
     assert codes(effects) == ["accepted"]
-    assert lease() is not None
+    assert loan() is not None
     memory[:] = 7  # not lawful: it shows that nothing was copied
     effects = server.machine.handle(Received("w", server.request(1, (), advance=1)), 0.0)
     assert "applied" in codes(effects)
     assert server.rows() == [7] * ROWS
-    assert lease() is None, "the memory is not given back"
+    assert loan() is None, "the memory is not given back"
 
 
 def test_a_push_that_is_applied_at_once_needs_no_copy():
@@ -355,10 +355,10 @@ def test_a_push_that_is_applied_at_once_needs_no_copy():
     part = Part(0, 0, FRAGMENT)
     for seq in (0, 2):
         assert server.push(server.request(seq, (part,)), ones(FRAGMENT)) == ["applied"]
-        lease, effects = server.keep(server.request(seq + 1, (part,)), 5 * ones(FRAGMENT))
+        loan, effects = server.keep(server.request(seq + 1, (part,)), 5 * ones(FRAGMENT))
         assert codes(effects) == ["applied"]
         assert server.rows() == [3 * seq + 6] * FRAGMENT
-        assert lease() is None
+        assert loan() is None
     [waiting] = server.machine.state.replicas[0].shard._ready.values()
     assert len(waiting) == 1, "each push took other memory"
 
@@ -369,7 +369,7 @@ def test_some_views_may_be_copied_and_others_kept():
     sink = server.machine.arriving("w", request, 80)
     sink.views[0][:] = (2 * ones()).tobytes()
     sink.views = [sink.views[0], memoryview(ones()).cast("B").toreadonly()]
-    sink.lease = Lease()
+    sink.loan = Loan()
     server.machine.handle(Received("w", request, sink), 0.0)
     other = server.machine.arriving("w", server.request(1, request.pushes), 80)
     other.fill(memoryview(bytes(80)))
@@ -380,7 +380,7 @@ def test_some_views_may_be_copied_and_others_kept():
 def test_what_another_server_has_to_get_is_not_kept():
     server = Keeping(table(consistency=bsp()))
     server.adopt(2, joining=True)
-    assert not server.machine.arriving("w", server.request(0), 40).keeps
+    assert not server.machine.arriving("w", server.request(0), 40).borrows
 
 
 @pytest.mark.parametrize(
@@ -391,35 +391,34 @@ def test_what_another_server_has_to_get_is_not_kept():
 def test_which_pushes_are_not_kept(part, nbytes, assign):
     server = Keeping(table(consistency=bsp()))
     request = server.request(0, (part,), assign=assign)
-    assert not server.machine.arriving("w", request, nbytes).keeps
+    assert not server.machine.arriving("w", request, nbytes).borrows
 
 
 def test_updates_that_an_access_method_may_write_to_are_not_kept():
     server = Keeping(table(consistency=bsp()))
     server.machine.state.replicas[0].shard.reads_lent = False
-    assert not server.machine.arriving("w", server.request(0), 40).keeps
+    assert not server.machine.arriving("w", server.request(0), 40).borrows
 
 
 def test_small_payloads_are_not_kept():
     server = Server(table(consistency=bsp()))
-    assert not server.machine.arriving("w", server.request(0), 40).keeps
+    assert not server.machine.arriving("w", server.request(0), 40).borrows
 
 
-@pytest.mark.parametrize("what", ["accept", "push"])
-def test_what_is_sent_to_another_server_is_copied_first(what):
+def test_what_is_sent_to_another_server_is_copied_first():
     """That server gets what is applied here, whatever the worker does meanwhile."""
     server = Keeping(table(consistency=bsp()))
     memory = ones()
-    lease, _ = server.keep(server.request(0), memory)
+    loan, _ = server.keep(server.request(0), memory)
     [entry] = server.machine.state.rounds.entries()
     [part] = entry.parts
     replica = server.machine.state.replicas[part.number]
     replica.following = 1
     change = Change(replica, replica.part_of(part.staged), None, part.staged)
-    operation = Operation(what, (0,), 0, [change])
+    operation = Operation("push", (0,), 0, [change])
     server.machine.requests.applier._changed(operation, {})
     sent = change.counted(1).buffers
-    assert lease() is None
+    assert loan() is None
     memory[:] = 7
     assert b"".join(sent) == ones().tobytes()
     assert part.staged.values.view(-1).tolist() == [1] * ROWS
@@ -429,10 +428,17 @@ def test_a_kept_payload_of_an_earlier_view_is_not_used():
     server = Keeping(table(consistency=bsp()))
     request = server.request(0)
     sink = server.machine.arriving("w", request, 40)
-    sink.views, sink.lease = [memoryview(ones()).cast("B").toreadonly()], Lease()
-    lease = ref(sink.lease)
+    sink.views, sink.loan = [memoryview(ones()).cast("B").toreadonly()], Loan()
+    loan = ref(sink.loan)
     server.adopt(2)
     effects = server.machine.handle(Received("w", request, sink), 0.0)
     del sink
     assert codes(effects) == ["stale"]
-    assert lease() is None
+    assert loan() is None
+
+
+def test_empty_parts_are_carried_out_though_they_have_no_view():
+    server = Keeping(table(consistency=bsp()))
+    request = server.request(0, (Part(0, 0, 0), Part(0, 0, ROWS)))
+    arrival = server.machine.arriving("w", request, 40)
+    assert not isinstance(arrival, Sink) or not arrival.borrows

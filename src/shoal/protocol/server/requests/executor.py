@@ -342,9 +342,6 @@ class Applier:
     def _changed(self, operation: Operation, failed: dict[int, str]) -> list[Change]:
         """Change the rows, outside of the loop if that takes long; return the changes made."""
         if operation.what == "accept":  # an accepted push changes rows with its round
-            for change in operation.changes:
-                if change.staged is not None:  # the next server gets what is applied here then
-                    change.replica.shard.own(change.staged)
             return operation.changes
         if self._guard.borrowers and (operation.changes or operation.merges):
             self._guard.recall()

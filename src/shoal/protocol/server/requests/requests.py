@@ -21,7 +21,7 @@ from shoal.protocol.server.requests.long_work import LONG_BYTES, LongWork
 from shoal.protocol.server.requests.memory import MemoryOptions, TableMemory
 from shoal.protocol.server.requests.request_handler import RequestHandler
 from shoal.protocol.server.requests.round_closing import RoundCloser
-from shoal.protocol.server.requests.staging import KEPT_BYTES, RequestStaging
+from shoal.protocol.server.requests.staging import BORROWED_BYTES, RequestStaging
 from shoal.protocol.server.requests.wait_queue import WaitQueue
 from shoal.protocol.server.requests.wait_report import WaitReport
 from shoal.protocol.server.state.state import ServerState
@@ -32,16 +32,16 @@ class RequestOptions(msgspec.Struct, frozen=True):
     """The limits of a server's work for requests.
 
     Attributes:
-        memory:        the memory that the server has for its tables
-        unread_bytes:  the bytes of answers that may be on their way to one worker
-        long_bytes:    the bytes from which on work that moves them is done outside of the loop
-        kept_bytes:    the bytes from which on a request may stay in its sender's memory
+        memory:          the memory that the server has for its tables
+        unread_bytes:    the bytes of answers that may be on their way to one worker
+        long_bytes:      the bytes from which on work that moves them is done outside of the loop
+        borrowed_bytes:  the bytes from which on a push may stay in its sender's memory
     """
 
     memory: MemoryOptions = MemoryOptions()
     unread_bytes: int = UNREAD_BYTES
     long_bytes: float = LONG_BYTES
-    kept_bytes: float = KEPT_BYTES
+    borrowed_bytes: float = BORROWED_BYTES
 
 
 class Requests:
@@ -87,7 +87,7 @@ class Requests:
             self.checkpointer,
             self.memory,
             state.rounds,
-            options.kept_bytes,
+            options.borrowed_bytes,
         )
         self.wait_queue = WaitQueue(
             state, chains, self.checkpointer, self.long_work, options.unread_bytes

@@ -33,7 +33,7 @@ from shoal.protocol.views import NodeId, ViewId
 
 Place = tuple[int, KeyRange]  # a shard, and rows of it
 COUNTED_BYTES = 64 << 10  # pushes from this size on are counted while they wait
-KEPT_BYTES = 32 << 10  # smaller pushes are copied, as no transport would keep them
+BORROWED_BYTES = 32 << 10  # smaller pushes are copied by every transport
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True, eq=False):
@@ -68,7 +68,7 @@ class RequestStaging:
         checkpointer: Checkpointer,
         memory: TableMemory,
         rounds: Rounds,
-        kept_bytes: float = KEPT_BYTES,
+        borrowed_bytes: float = BORROWED_BYTES,
     ) -> None:
         self.guard = CopyOnWriteGuard()
         self._admission = admission
@@ -76,7 +76,7 @@ class RequestStaging:
         self._checkpointer = checkpointer
         self._memory = memory
         self._rounds = rounds
-        self._kept_bytes = kept_bytes
+        self._borrowed_bytes = borrowed_bytes
 
     def arriving(self, sender: NodeId, request: Request, nbytes: int) -> Arrival:
         """Return the destination of a payload.
@@ -100,7 +100,7 @@ class RequestStaging:
                 return Sink(
                     load.views,
                     AdmittedRequest(sender, request, footprint, [load], log, view, False),
-                    keeps=footprint.nbytes >= self._kept_bytes and shard.reads_lent,
+                    borrows=footprint.nbytes >= self._borrowed_bytes and shard.reads_lent,
                 )
             admitted = self.take(sender, request, footprint)
         except NoMemory as error:
@@ -109,8 +109,8 @@ class RequestStaging:
             return Discard("no memory")  # the request is refused, with more words
         loads = admitted.loads
         views = [view for load in loads for view in load.views]
-        lends, keeps = self._lends(admitted, len(views)), self._keeps(admitted)
-        return Sink(views, admitted, admitted.streamed, lends, keeps)
+        lends, borrows = self._lends(admitted, len(views)), self._borrows(admitted)
+        return Sink(views, admitted, admitted.streamed, lends, borrows)
 
     def refusal(self, sender: NodeId, request: Request, footprint: Footprint) -> str:
         """Return why a request whose payload was discarded is refused; empty if it may come again.
@@ -235,7 +235,7 @@ class RequestStaging:
         shards = (self._replicas[number].shard for number, _, _ in admitted.footprint.pushes)
         return views - 1 if admitted.streamed and all(each.reads_lent for each in shards) else 0
 
-    def _keeps(self, admitted: AdmittedRequest) -> bool:
+    def _borrows(self, admitted: AdmittedRequest) -> bool:
         """Return whether a request's pushes may stay in the sender's memory until it is answered.
 
         Those of other servers' replicas are copied: all have to apply the same values, whatever the
@@ -244,20 +244,20 @@ class RequestStaging:
         request, footprint = admitted.request, admitted.footprint
         if admitted.streamed or request.assign or footprint.states or footprint.keyed:
             return False
-        replicas = [self._replicas[number] for number, _, _ in footprint.pushes]
-        return footprint.nbytes >= self._kept_bytes and all(
-            replica.alone and replica.shard.reads_lent for replica in replicas
+        return footprint.nbytes >= self._borrowed_bytes and all(
+            len(rows) and self._replicas[at].alone and self._replicas[at].shard.reads_lent
+            for at, rows, _ in footprint.pushes
         )
 
     def adopt(self, payload: Sink) -> None:
         """Use the values of a request where they are, in the sender's memory."""
         admitted: AdmittedRequest = payload.context
         loads: list[Any] = admitted.loads
-        lease = payload.take_lease()
+        loan = payload.take_loan()
         same_view = admitted.view == self._admission.view
         for at, (load, view) in enumerate(zip(loads, payload.views, strict=True)):
             if view.readonly:  # else it was copied
-                loads[at] = load.borrowed(view, lease)
+                loads[at] = load.borrowed(view, loan)
                 if same_view:
                     self._replicas[admitted.footprint.pushes[at][0]].shard.release(load)
 

@@ -9,9 +9,9 @@ from shoal.simulation import plan
 from shoal.tables.staging import StagedRows
 
 
-def _kept():
-    """Have payloads be kept in all seeds."""
-    return patch.object(plan, "KEPT", 1.0)
+def _borrowing():
+    """Have pushes be borrowed in all seeds."""
+    return patch.object(plan, "BORROWING", 1.0)
 
 
 @contextmanager
@@ -25,24 +25,24 @@ def accepted_payloads_are_not_detached():
         right(self, sub_request, out)
         out[begin:] = [e for e in out[begin:] if type(e) is not Detach or e.to not in accepted]
 
-    with _kept(), patch.object(WorkerMachine, "_abandon", abandon):
+    with _borrowing(), patch.object(WorkerMachine, "_abandon", abandon):
         yield
 
 
 @contextmanager
-def kept_values_are_passed_on():
+def borrowed_values_are_passed_on():
     """The head of a chain sends on what a worker may have changed since it was applied."""
-    with _kept(), patch.object(StagedRows, "own", lambda self: None):
+    with _borrowing(), patch.object(StagedRows, "own", lambda self: None):
         yield
 
 
 @contextmanager
-def leases_end_before_their_round():
+def loans_end_before_their_round():
     """The memory of a push is its worker's again as soon as the push is accepted."""
     right = StagedRows.borrowed
 
-    def borrowed(self, view, lease):
+    def borrowed(self, view, loan):
         return right(self, view, None)
 
-    with _kept(), patch.object(StagedRows, "borrowed", borrowed):
+    with _borrowing(), patch.object(StagedRows, "borrowed", borrowed):
         yield

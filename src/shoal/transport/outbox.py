@@ -111,10 +111,14 @@ class Outbox:
         if self.owed:
             self._signal(TAKEN, self.owed)
             self.owed = 0
-        if self.theirs is not None and self.theirs.owes:
-            for kind, count in zip((READ, FREE), self.theirs.told(), strict=True):
-                if count:
-                    self._signal(kind, count)
+        if self.theirs is not None and self.theirs.owes and (told := self.told()):
+            self._queue(told)
+
+    def told(self) -> bytes:
+        """Return the signals that are owed for the peer's arena."""
+        assert self.theirs is not None
+        read, free = self.theirs.told()
+        return (signal(READ, read) if read else b"") + (signal(FREE, free) if free else b"")
 
     def _fits(self) -> bool:
         """Return whether bytes for the ring or from the arena come next, and there is room."""

@@ -171,11 +171,10 @@ class StreamConnection(Connection):
             self.flush()
             return
         head = encode(message, nbytes)
-        if outbox.theirs is not None and outbox.theirs.owes:
-            outbox.keep((head, *buffers), 0, guard)
-            self.flush()  # with what was read, and is in use no more: the peer may be done
-            return
         pieces: Sequence[bytes | memoryview] = (head, *buffers)
+        if outbox.theirs is not None and outbox.theirs.owes and (told := outbox.told()):
+            pieces = (*pieces, told)  # with an answer the peer may be done with its memory
+            nbytes += len(told)
         if 0 < nbytes <= JOINED_BYTES:
             pieces = (b"".join(pieces),)  # cheaper than to have the kernel gather them
         sent = 0

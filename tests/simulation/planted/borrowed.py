@@ -3,7 +3,7 @@
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from shoal.protocol.machine import Detach
+from shoal.protocol.machine import Detach, Loan
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation import plan
 from shoal.tables.staging import StagedRows
@@ -42,7 +42,7 @@ def loans_end_before_their_round():
     right = StagedRows.borrowed
 
     def borrowed(self, view, loan):
-        return right(self, view, None)
+        return right(self, view, Loan())
 
     with _borrowing(), patch.object(StagedRows, "borrowed", borrowed):
         yield

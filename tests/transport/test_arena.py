@@ -414,11 +414,11 @@ def test_an_answer_brings_what_was_read_and_is_in_use_no_more(pair):
     assert arena.find(memory)[1] == place
 
 
-# ---------------------------------------------------------------------------- keeping
+# ---------------------------------------------------------------------------- borrowing
 
 
-def keep(pair, nbytes, *views):
-    """Have the next payload be kept where it lies, in views of these sizes; its sink."""
+def borrow(pair, nbytes, *views):
+    """Have the next payload be borrowed, in views of these sizes; its sink."""
     own = memoryview(bytearray(nbytes))
     cuts = [0, *views, nbytes]
     sink = Sink([own[a:b] for a, b in pairwise(cuts)], borrows=True)
@@ -433,9 +433,9 @@ def settled_between(pair):
 
 
 @pytest.mark.parametrize("size", [SHARED_BYTES, WINDOW_BYTES, 3 * WINDOW_BYTES + 7])
-def test_a_payload_is_kept_where_it_lies_until_its_lease_ends(pair, size):
+def test_a_payload_is_borrowed_until_its_loan_ends(pair, size):
     """However large it is; and no part of it counts against what may be unread."""
-    memory, sink = in_arena(noise(size)), keep(pair, size)
+    memory, sink = in_arena(noise(size)), borrow(pair, size)
     given, own = sink.views, sink.views[0]
     pair.caller.send(HEADER, memory)
     pair.pump(lambda: bool(pair.callee.delivered))
@@ -455,9 +455,9 @@ def test_a_payload_is_kept_where_it_lies_until_its_lease_ends(pair, size):
     assert (outbox._used, len(outbox._announced)) == (0, 0)
 
 
-def test_views_across_two_buffers_are_copied_and_others_kept(pair):
+def test_views_across_two_buffers_are_copied_and_others_borrowed(pair):
     data = noise(6 * MIB)
-    sink = keep(pair, 6 * MIB, MIB, 3 * MIB, 4 * MIB)
+    sink = borrow(pair, 6 * MIB, MIB, 3 * MIB, 4 * MIB)
     pair.caller.send(HEADER, in_arena(data[: 2 * MIB]), in_arena(data[2 * MIB :]))
     pair.pump(lambda: bool(pair.callee.delivered))
     assert [view.readonly for view in sink.views] == [True, False, True, True]
@@ -469,16 +469,16 @@ def test_views_across_two_buffers_are_copied_and_others_kept(pair):
 
 
 def test_what_comes_by_another_way_is_copied(pair):
-    sink = keep(pair, 2 * RING_BYTES)
+    sink = borrow(pair, 2 * RING_BYTES)
     pair.caller.send(HEADER, memoryview(noise(2 * RING_BYTES)))
     pair.pump(lambda: bool(pair.callee.delivered))
     assert sink.loan is None
     assert sink.views[0] == noise(2 * RING_BYTES)
 
 
-def test_what_is_read_after_a_kept_payload_is_free_when_that_is(pair):
+def test_what_is_read_after_a_borrowed_payload_is_free_when_that_is(pair):
     """Bytes are told in the order in which they were lent; the lists do not grow meanwhile."""
-    first = keep(pair, MIB)
+    first = borrow(pair, MIB)
     pair.caller.send(HEADER, in_arena(noise(MIB)))
     pair.pump(lambda: len(pair.callee.delivered) == 1)
     pair.callee.sinks = lambda nbytes: None
@@ -498,9 +498,9 @@ def test_what_is_read_after_a_kept_payload_is_free_when_that_is(pair):
 
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("how", ["detach", "close", "peer closes", "detach, then peer closes"])
-def test_what_is_kept_stays_when_its_memory_is_its_owners_again(pair, how, told):
+def test_what_is_borrowed_stays_when_its_memory_is_its_owners_again(pair, how, told):
     """The caller's connection ends, or its request; the callee's process may live on."""
-    memory, sink = in_arena(noise(5 * MIB)), keep(pair, 5 * MIB)
+    memory, sink = in_arena(noise(5 * MIB)), borrow(pair, 5 * MIB)
     pair.caller.send(HEADER, memory)
     pair.pump(lambda: bool(pair.callee.delivered))
     if told:
@@ -523,9 +523,9 @@ def test_what_is_kept_stays_when_its_memory_is_its_owners_again(pair, how, told)
 
 
 @pytest.mark.parametrize("how", ["revoked", "closed"])
-def test_a_payload_that_is_kept_may_end_while_it_comes(pair, how):
+def test_a_payload_that_is_borrowed_may_end_while_it_comes(pair, how):
     size = 2 * WINDOW_BYTES
-    memory, sink = in_arena(noise(size)), keep(pair, size, MIB)
+    memory, sink = in_arena(noise(size)), borrow(pair, size, MIB)
     pair.caller.send(HEADER, memory)
     pair.callee.receive()
     assert [view.readonly for view in sink.views] == [True, False]

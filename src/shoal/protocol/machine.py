@@ -140,7 +140,7 @@ class Outcome(msgspec.Struct, frozen=True):
         clock: the clock of this worker, which its next push has, or -1.
         round_weight: the total weight of the pushes in the round before the read clock, or -1.
         updates: the largest number of updates of a fragment that was pulled with its slots, or -1.
-        value: the result of a request that does not pull rows (a view, a loan).
+        value: the result of a request that does not pull rows (a view, a lease).
     """
 
     error: ShoalError | None = None
@@ -170,7 +170,7 @@ class Persist(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Add an entry to this node's loan log; later effects wait until it is durable."""
+    """Add an entry to this node's lease log; later effects wait until it is durable."""
 
     entry: bytes
 

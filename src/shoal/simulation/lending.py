@@ -103,7 +103,7 @@ class Lending:
             for each in self._borrowed[node]:
                 each.look()
 
-    def move(self, source: NodeId, target: NodeId | None = None) -> None:
+    def withdraw(self, source: NodeId, target: NodeId | None = None) -> None:
         """Leave to others, or one of them, what they borrow, as it is now.
 
         A transport does so when the sender gets its buffers back too early, or their connection
@@ -116,7 +116,7 @@ class Lending:
 
     def detach(self, source: NodeId, target: NodeId) -> None:
         """Copy the buffers of the messages from one node to another."""
-        self.move(source, target)
+        self.withdraw(source, target)
         for envelope in [each for each in self._lent.get(source, ()) if each.target == target]:
             envelope.detach()
             self.arrived(envelope)
@@ -133,4 +133,4 @@ class Lending:
         """Copy the buffers of a process that has ended: its kernel still sends the messages."""
         for envelope in self._lent.pop(source, ()):
             envelope.detach()
-        self.move(source)
+        self.withdraw(source)

@@ -72,7 +72,7 @@ class Messaging:
         self._host.network.reconnected(one, other)
         for link in ((one, other), (other, one)):
             self._half_read.pop(link, None)
-            self._lending.move(*link)
+            self._lending.withdraw(*link)
 
     def detach(self, source: NodeId, target: NodeId) -> None:
         """Copy the buffers of the messages from one node to another that have not arrived."""

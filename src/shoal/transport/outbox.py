@@ -152,7 +152,7 @@ class Outbox:
         return bool(self._announced) and self._announced[-1][0] is extent
 
     def was_read(self, count: int) -> None:
-        """Note that the peer has read `count` lent bytes, or keeps them.
+        """Note that the peer has read `count` lent bytes, or borrows them.
 
         Raises:
             BadLength: so many were not lent.

@@ -17,7 +17,7 @@
     3 TAKEN   no header; so many have been taken out again
     4 LENT    so many payload bytes lie in the sender's arena (`transport.arena`), at the offset
               that the header is: 8 bytes, little-endian
-    5 READ    no header; so many have been read there, or are kept
+    5 READ    no header; so many have been read there, or are borrowed
     6 FREE    no header; so many, of those that were lent first, are in use no more
 
 The payload is never copied into the frame: it is sent from the caller's buffers and received into

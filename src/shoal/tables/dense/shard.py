@@ -32,7 +32,7 @@ from shoal.tables.staging import (
 )
 
 _RANGES_KEPT = 64
-BORROWED_BYTES = 32 << 10
+KEPT_BYTES = 32 << 10
 
 
 class DenseShard(DenseRows):
@@ -173,7 +173,7 @@ class DenseShard(DenseRows):
         # Most pushes have the same rows as the last one, whose memory is kept as it is. All kept
         # memory is dropped once it exceeds the needs of a few pushes of the whole shard, or of the
         # many small ones that may be under way.
-        limit = max(POOLED_PER_SIZE * self.rows.nbytes, BORROWED_BYTES)
+        limit = max(POOLED_PER_SIZE * self.rows.nbytes, KEPT_BYTES)
         if self._ready_bytes + staged.nbytes > limit or len(self._ready) > _RANGES_KEPT:
             self._ready.clear()
             self._ready_bytes = 0

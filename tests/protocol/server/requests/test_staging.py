@@ -314,11 +314,11 @@ def test_the_optimizer_counts_one_step_a_fragment():
     assert shard.updates == shard.versions == [1, 1, 1]
 
 
-# ---------------------------------------------------------------------------- kept payloads
+# ---------------------------------------------------------------------------- borrowed payloads
 
 
-class Keeping(Server):
-    """A server that may keep payloads of all sizes in their senders' memory."""
+class Borrowing(Server):
+    """A server that may borrow payloads of all sizes in their senders' memory."""
 
     def __init__(self, *specs):
         options = RequestOptions(borrowed_bytes=0)
@@ -326,8 +326,8 @@ class Keeping(Server):
         self.specs = specs
         self.adopt(1)
 
-    def keep(self, request, *memories):
-        """A payload comes and is kept where it lies: its loan, and the answers."""
+    def borrow(self, request, *memories):
+        """A payload comes and is borrowed: its loan, and the answers."""
         sink = self.machine.arriving("w", request, sum(each.nbytes for each in memories))
         assert sink.borrows
         sink.views = [memoryview(each).cast("B").toreadonly() for each in memories]
@@ -337,9 +337,9 @@ class Keeping(Server):
 
 
 def test_a_push_into_a_round_is_merged_from_its_senders_memory():
-    server = Keeping(table(consistency=bsp()))
+    server = Borrowing(table(consistency=bsp()))
     memory = ones()
-    loan, effects = server.keep(server.request(0), memory)
+    loan, effects = server.borrow(server.request(0), memory)
     assert codes(effects) == ["accepted"]
     assert loan() is not None
     memory[:] = 7  # not lawful: it shows that nothing was copied
@@ -351,11 +351,11 @@ def test_a_push_into_a_round_is_merged_from_its_senders_memory():
 
 def test_a_push_that_is_applied_at_once_needs_no_copy():
     """Staging memory stays for pushes that do, with the update that is prepared for them."""
-    server = Keeping(table(rows=FRAGMENT))
+    server = Borrowing(table(rows=FRAGMENT))
     part = Part(0, 0, FRAGMENT)
     for seq in (0, 2):
         assert server.push(server.request(seq, (part,)), ones(FRAGMENT)) == ["applied"]
-        loan, effects = server.keep(server.request(seq + 1, (part,)), 5 * ones(FRAGMENT))
+        loan, effects = server.borrow(server.request(seq + 1, (part,)), 5 * ones(FRAGMENT))
         assert codes(effects) == ["applied"]
         assert server.rows() == [3 * seq + 6] * FRAGMENT
         assert loan() is None
@@ -363,8 +363,8 @@ def test_a_push_that_is_applied_at_once_needs_no_copy():
     assert len(waiting) == 1, "each push took other memory"
 
 
-def test_some_views_may_be_copied_and_others_kept():
-    server = Keeping(table(consistency=bsp()), table("other", bsp()))
+def test_some_views_may_be_copied_and_others_borrowed():
+    server = Borrowing(table(consistency=bsp()), table("other", bsp()))
     request = server.request(0, (Part(0, 0, ROWS), Part(1, 0, ROWS)))
     sink = server.machine.arriving("w", request, 80)
     sink.views[0][:] = (2 * ones()).tobytes()
@@ -377,8 +377,8 @@ def test_some_views_may_be_copied_and_others_kept():
     assert (server.rows(0), server.rows(1)) == ([2] * ROWS, [1] * ROWS)
 
 
-def test_what_another_server_has_to_get_is_not_kept():
-    server = Keeping(table(consistency=bsp()))
+def test_what_another_server_has_to_get_is_not_borrowed():
+    server = Borrowing(table(consistency=bsp()))
     server.adopt(2, joining=True)
     assert not server.machine.arriving("w", server.request(0), 40).borrows
 
@@ -388,28 +388,28 @@ def test_what_another_server_has_to_get_is_not_kept():
     [(Part(0, 0, ROWS), 40, True), (Part(0, 0, ROWS, 3), 3 * (8 + 4), False)],
     ids=["assigned rows", "named keys"],
 )
-def test_which_pushes_are_not_kept(part, nbytes, assign):
-    server = Keeping(table(consistency=bsp()))
+def test_which_pushes_are_not_borrowed(part, nbytes, assign):
+    server = Borrowing(table(consistency=bsp()))
     request = server.request(0, (part,), assign=assign)
     assert not server.machine.arriving("w", request, nbytes).borrows
 
 
-def test_updates_that_an_access_method_may_write_to_are_not_kept():
-    server = Keeping(table(consistency=bsp()))
+def test_updates_that_an_access_method_may_write_to_are_not_borrowed():
+    server = Borrowing(table(consistency=bsp()))
     server.machine.state.replicas[0].shard.reads_lent = False
     assert not server.machine.arriving("w", server.request(0), 40).borrows
 
 
-def test_small_payloads_are_not_kept():
+def test_small_payloads_are_not_borrowed():
     server = Server(table(consistency=bsp()))
     assert not server.machine.arriving("w", server.request(0), 40).borrows
 
 
 def test_what_is_sent_to_another_server_is_copied_first():
     """That server gets what is applied here, whatever the worker does meanwhile."""
-    server = Keeping(table(consistency=bsp()))
+    server = Borrowing(table(consistency=bsp()))
     memory = ones()
-    loan, _ = server.keep(server.request(0), memory)
+    loan, _ = server.borrow(server.request(0), memory)
     [entry] = server.machine.state.rounds.entries()
     [part] = entry.parts
     replica = server.machine.state.replicas[part.number]
@@ -424,8 +424,8 @@ def test_what_is_sent_to_another_server_is_copied_first():
     assert part.staged.values.view(-1).tolist() == [1] * ROWS
 
 
-def test_a_kept_payload_of_an_earlier_view_is_not_used():
-    server = Keeping(table(consistency=bsp()))
+def test_a_borrowed_payload_of_an_earlier_view_is_not_used():
+    server = Borrowing(table(consistency=bsp()))
     request = server.request(0)
     sink = server.machine.arriving("w", request, 40)
     sink.views, sink.loan = [memoryview(ones()).cast("B").toreadonly()], Loan()
@@ -438,7 +438,7 @@ def test_a_kept_payload_of_an_earlier_view_is_not_used():
 
 
 def test_empty_parts_are_carried_out_though_they_have_no_view():
-    server = Keeping(table(consistency=bsp()))
+    server = Borrowing(table(consistency=bsp()))
     request = server.request(0, (Part(0, 0, 0), Part(0, 0, ROWS)))
     arrival = server.machine.arriving("w", request, 40)
     assert not isinstance(arrival, Sink) or not arrival.borrows

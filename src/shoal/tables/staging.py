@@ -201,7 +201,6 @@ class StagedRows:
         other.values = tensor_in(view, self.values.dtype).view(self.values.shape)
         other.views, other.nbytes, other.prepared = [view], view.nbytes, None
         other.loan = loan
-        del other._memory  # the other's
         return other
 
     def own(self) -> None:

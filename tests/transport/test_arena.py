@@ -26,6 +26,7 @@ from shoal.transport.arena import (
     Arena,
     PeerArena,
     _libc,
+    _map,
     arena,
 )
 from shoal.transport.base import transport_for
@@ -200,6 +201,24 @@ def test_a_core_dump_leaves_a_peers_arena_out():
     assert whole
     assert all(re.search(r"^VmFlags:.* dd\b", each, re.MULTILINE) for each in whole)
     del peer
+
+
+def test_a_listener_without_addresses_for_an_arena_does_without(tmp_path, monkeypatch):
+    """As under a limit of a process's addresses; rings are smaller."""
+
+    def limited(fd, nbytes, *where, **how):
+        if nbytes == ARENA_BYTES:
+            raise OSError("no addresses are left")
+        return _map(fd, nbytes, *where, **how)
+
+    monkeypatch.setattr("shoal.transport.arena._map", limited)
+    address = f"unix://{tmp_path}/s"
+    with connected(lambda: (transport_for(address), address)) as pair:
+        outbox = pair.caller.connection._outbox
+        assert (outbox.lends, outbox.outlet is None) == (False, False)
+        pair.caller.send(HEADER, in_arena(noise(MIB)))
+        pair.pump(lambda: bool(pair.callee.delivered))
+        assert pair.callee.delivered[0][1].views[0] == noise(MIB)
 
 
 # ---------------------------------------------------------------------------- lending

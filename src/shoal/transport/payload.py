@@ -134,18 +134,24 @@ class Payload:
 
     def _copy(self, deliver: Deliver) -> None:
         """Copy bytes out of shared memory, up to the end of a view."""
-        source = self._source()
-        if self.lent and (self._sink is None or self._sink.revoked):
-            count = self.lent
-            self._arena().skip(count)
-        else:
-            target = self.target()[: self.put or self.lent]
-            if self.put:
-                target = self.up_to_line(target)
+        if self.put:
+            assert self.inlet is not None
+            target = self.up_to_line(self.target()[: self.put])
             count = target.nbytes
-            source.take(target)
-        self._took(count)
-        self._give_back(count, source)
+            self.inlet.take(target)
+            self.put -= count
+            self._give_back(count, self.inlet)
+        else:
+            source = self._arena()
+            if self._sink is None or self._sink.revoked:
+                count = self.lent
+                source.skip(count)
+            else:
+                target = self.target()[: self.lent]
+                count = target.nbytes
+                source.take(target)
+            self.lent -= count
+            source.done(count, self.borrows)
         self.wrote(count, deliver)
 
     def _borrower(self) -> Sink | None:
@@ -184,7 +190,10 @@ class Payload:
         own = sink.views[number]
         source = self._source()
         sink.views[number] = source.look(own.nbytes)
-        self._took(own.nbytes)
+        if self.put:
+            self.put -= own.nbytes
+        else:
+            self.lent -= own.nbytes
         try:
             self.wrote(own.nbytes, deliver)
         finally:
@@ -201,12 +210,6 @@ class Payload:
         source = self.inlet if self.put else self.arena
         assert source is not None
         return source
-
-    def _took(self, count: int) -> None:
-        if self.put:
-            self.put -= count
-        else:
-            self.lent -= count
 
     def _give_back(self, count: int, source: Inlet | PeerArena) -> None:
         """Give back `count` bytes of the peer's memory: from now on it may write there."""

@@ -1,5 +1,10 @@
 """Pushes from memory that servers read in place leave the rows that other pushes leave."""
 
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import pytest
 import torch
 
@@ -7,6 +12,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
 from shoal.engines.local import LocalEngine
+from shoal.errors import RequestTimeout
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import asp, bsp
 from shoal.tables.spec import Access, TableSpec
@@ -45,4 +51,48 @@ def test_rows_are_bitwise_those_of_pushes_from_ordinary_memory(tmp_path, replica
                 found = [client.blocking.pull(f"{method}-{rule}-{each}") for each in memories]
                 assert found[0].equal(found[1]), (method, rule)
                 assert 0 < found[0].abs().max() < 1e6
+        engine.finish()
+
+
+def test_what_a_timed_out_push_brings_is_what_was_pushed(tmp_path):
+    """Its worker has its tensor back, and writes to it, before the server has used the values.
+
+    The server is stopped when the first push comes, and waits for another worker with the second.
+    """
+    with LocalEngine(RunFolder.create(tmp_path, "shared")) as engine:
+        scheduler = start_cluster(engine, 1, 2)
+        with ThreadPoolExecutor(2) as threads:
+            join = partial(Client, scheduler)
+            one, other = threads.map(join, (ClientOptions(rank=0), ClientOptions(rank=1)))
+        with one, other:
+            for client in (one, other):
+                for name, rule in (("asp", asp()), ("bsp", bsp())):
+                    more = {"access": Access("sum"), "merge": "sum", "consistency": rule}
+                    client.create_table(TableSpec(name, ROWS, **more))
+            values = shared_zeros(ROWS).fill_(1.0)
+            os.kill(engine.pid("server-0"), signal.SIGSTOP)
+            with pytest.raises(RequestTimeout):
+                one.push("asp", values, timeout_s=0.1).wait()
+            values.fill_(777.0)
+            os.kill(engine.pid("server-0"), signal.SIGCONT)
+            one.advance()
+            values = shared_zeros(ROWS).fill_(2.0)
+            late = one.push("bsp", values, timeout_s=0.5)
+            advanced = one.advance()
+            with pytest.raises(RequestTimeout):
+                late.wait()
+            values.fill_(888.0)
+            pushed = other.push("bsp", shared_zeros(ROWS).fill_(5.0))
+            other.advance()
+            other.advance().wait()
+            pushed.wait()
+            advanced.wait()
+            assert other.blocking.pull("asp").unique().tolist() == [1.0]
+            assert other.blocking.pull("bsp").unique().tolist() == [7.0]
+            values.fill_(3.0)
+            again = one.push("bsp", values)
+            one.advance()
+            other.advance().wait()
+            again.wait()
+            assert one.blocking.pull("bsp").unique().tolist() == [10.0]
         engine.finish()

@@ -16,8 +16,9 @@ from shoal.protocol.machine import Sink
 from shoal.protocol.messages.base import PROTOCOL_VERSION, Message
 from shoal.protocol.messages.handshake import Challenge
 from shoal.testing.connections import CALLER, LISTENER, End
+from shoal.transport.arena import WINDOW_BYTES, Arena
 from shoal.transport.base import Identity
-from shoal.transport.shared import RING_BYTES
+from shoal.transport.shared import RING_BYTES, Inlet, Outlet
 from shoal.transport.stream import StreamConnection
 from shoal.transport.wire import MAGIC, PREFIX, decode, read_prefix
 
@@ -78,6 +79,32 @@ class Raw:
             (message, b"" if sink is None else b"".join(sink.views))
             for message, sink in self.end.delivered
         ]
+
+
+class Liar(Raw):
+    """The bare end of a connection that has rings, and perhaps this side's arena.
+
+    ring:    what this side puts in, the connection reads
+    memory:  memory in the arena, if there is one
+    """
+
+    def __init__(self, arena: bool = False) -> None:
+        super().__init__()
+        self.ring = Outlet()
+        self.connection.share(Outlet(), Inlet(os.dup(self.ring.fd)), lends=arena)
+        if arena:
+            self.arena = Arena()
+            self.memory = self.arena.zeros(2 * WINDOW_BYTES)
+            self.connection.map(os.dup(self.arena.fd))
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self.ring.close()
+
+    def says(self, *frames: bytes) -> None:
+        """Send some frames, and let the connection take them in."""
+        self.sock.sendall(b"".join(frames))
+        self.end.receive()
 
 
 class Wrapped:

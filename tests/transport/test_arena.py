@@ -30,9 +30,9 @@ from shoal.transport.arena import (
     arena,
 )
 from shoal.transport.base import transport_for
-from shoal.transport.shared import RING_BYTES, SHARED_BYTES, Inlet, Outlet
+from shoal.transport.shared import RING_BYTES, SHARED_BYTES
 from shoal.transport.wire import FREE, PREFIX, PUT, READ, SHARED, encode, lend, signal
-from tests.transport.rigs import Raw, Watched, ring_like
+from tests.transport.rigs import Liar, Watched, ring_like
 
 HEADER = Nudge("x")
 MIB = 1 << 20
@@ -568,29 +568,9 @@ def test_a_payload_that_is_borrowed_may_end_while_it_comes(pair, how):
 # ---------------------------------------------------------------------------- lies
 
 
-class Liar(Raw):
-    """The bare end of a connection that has rings and an arena."""
-
-    def __init__(self):
-        super().__init__()
-        self.ring = Outlet()
-        self.arena = Arena()
-        self.memory = self.arena.zeros(2 * WINDOW_BYTES)
-        self.connection.share(Outlet(), Inlet(os.dup(self.ring.fd)), lends=True)
-        self.connection.map(os.dup(self.arena.fd))
-
-    def __exit__(self, *exc):
-        super().__exit__(*exc)
-        self.ring.close()
-
-    def says(self, *frames):
-        self.sock.sendall(b"".join(frames))
-        self.end.receive()
-
-
 @pytest.fixture
 def liar():
-    with Liar() as liar:
+    with Liar(arena=True) as liar:
         yield liar
 
 

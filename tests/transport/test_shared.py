@@ -16,7 +16,7 @@ from shoal.testing.connections import connected
 from shoal.transport.base import transport_for
 from shoal.transport.shared import CHUNK_BYTES, RING_BYTES, SHARED_BYTES, Inlet, Outlet
 from shoal.transport.wire import PUT, SHARED, TAKEN, encode, signal
-from tests.transport.rigs import Raw, Watched, ring_like
+from tests.transport.rigs import Liar, Raw, Watched, ring_like
 
 HEADER = Nudge("x")
 
@@ -121,23 +121,6 @@ def test_rings_are_not_visible_in_the_file_system(pair):
 # ---------------------------------------------------------------------------- lies
 
 
-class Liar(Raw):
-    """The bare end of a connection that has rings."""
-
-    def __init__(self):
-        super().__init__()
-        self.theirs = Outlet()  # what they put in, we read
-        self.connection.share(Outlet(), Inlet(os.dup(self.theirs.fd)))
-
-    def __exit__(self, *exc):
-        super().__exit__(*exc)
-        self.theirs.close()
-
-    def says(self, *frames):
-        self.sock.sendall(b"".join(frames))
-        self.end.receive()
-
-
 @pytest.fixture
 def liar():
     with Liar() as liar:
@@ -171,7 +154,7 @@ def test_a_shared_payload_from_a_peer_without_a_ring_is_refused():
 
 
 def test_a_malformed_messages_payload_is_drained_from_the_ring(liar):
-    liar.theirs.put(memoryview(bytes(100)), 100)
+    liar.ring.put(memoryview(bytes(100)), 100)
     liar.says(encode(Nudge(7), 100, SHARED), signal(PUT, 100), encode(Nudge("after")))
     assert len(liar.end.malformed) == 1
     assert liar.end.messages == [Nudge("after")]
@@ -230,7 +213,7 @@ def test_an_interrupted_delivery_loses_no_view(liar, lends):
             raise KeyboardInterrupt
 
     liar.end.on_deliver = interrupted
-    liar.theirs.put(memoryview(data), len(data))
+    liar.ring.put(memoryview(data), len(data))
     with pytest.raises(KeyboardInterrupt):
         liar.says(encode(HEADER, len(data), SHARED), signal(PUT, len(data)))
     liar.says(encode(Nudge("after")))
@@ -286,7 +269,7 @@ def test_a_view_that_waits_leaves_room_for_its_rest(pair):
 def test_a_view_that_never_comes_whole_is_not_delivered(liar):
     """Its bytes stay in the ring, and no more can be put there than it holds."""
     liar.end.sinks = lambda nbytes: Sink([memoryview(bytearray(nbytes // 2))] * 2, None, True, 2)
-    liar.theirs.put(memoryview(bytes(64)), 64)
+    liar.ring.put(memoryview(bytes(64)), 64)
     liar.says(encode(HEADER, RING_BYTES, SHARED), signal(PUT, 64))
     assert not liar.end.delivered
     with pytest.raises(WireError):

@@ -22,6 +22,7 @@ from threading import Lock
 from typing import Any
 
 from shoal.errors import BadSharedMemory
+from shoal.transport.shared import check_sealed
 
 ARENA_BYTES = 1 << 36
 WINDOW_BYTES = 16 << 20  # that may be announced to a peer which has not said that it has read more
@@ -189,13 +190,7 @@ class PeerArena:
             OSError: it cannot be mapped, or is no shared memory at all.
         """
         try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-            size = os.fstat(fd).st_size
-            if not seals & fcntl.F_SEAL_SHRINK or size != ARENA_BYTES:
-                raise BadSharedMemory(
-                    f"shared memory of {size} bytes, seals {seals:#x}: not an arena of "
-                    f"{ARENA_BYTES} bytes that cannot shrink"
-                )
+            check_sealed(fd, ARENA_BYTES, "an arena")
             pages = _Pages(fd, ARENA_BYTES, 0, writes=False)
         finally:
             os.close(fd)

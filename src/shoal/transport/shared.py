@@ -114,13 +114,7 @@ class Inlet:
             BadSharedMemory: it is not a sealed ring.
         """
         try:
-            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-            size = os.fstat(fd).st_size
-            if not seals & fcntl.F_SEAL_SHRINK or size != RING_BYTES:
-                raise BadSharedMemory(
-                    f"shared memory of {size} bytes, seals {seals:#x}: not a ring of {RING_BYTES} "
-                    "bytes that cannot shrink"
-                )
+            check_sealed(fd, RING_BYTES, "a ring")
             self._map = mmap.mmap(fd, RING_BYTES, prot=mmap.PROT_READ)
         except OSError as error:
             raise BadSharedMemory(f"a descriptor that is no shared memory: {error}") from None
@@ -159,6 +153,22 @@ class Inlet:
         with suppress(BufferError):  # a view is in use; the memory is freed with it
             self._ring.release()
             self._map.close()
+
+
+def check_sealed(fd: int, nbytes: int, what: str) -> None:
+    """Check that memory has this size, and keeps it.
+
+    Raises:
+        BadSharedMemory: it has another, or may shrink.
+        OSError: it is no shared memory.
+    """
+    seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    size = os.fstat(fd).st_size
+    if not seals & fcntl.F_SEAL_SHRINK or size != nbytes:
+        raise BadSharedMemory(
+            f"shared memory of {size} bytes, seals {seals:#x}: not {what} of {nbytes} bytes that "
+            "cannot shrink"
+        )
 
 
 def send_with(

@@ -10,7 +10,6 @@ kill the process that reads it. Only pages that are in use take memory.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import weakref
@@ -22,12 +21,11 @@ from threading import Lock
 from typing import Any
 
 from shoal.errors import BadSharedMemory
-from shoal.transport.shared import check_sealed
+from shoal.transport.shared import check_sealed, sealed_memory
 
 ARENA_BYTES = 1 << 36
 WINDOW_BYTES = 16 << 20  # that may be announced to a peer which has not said that it has read more
 READ_BYTES = WINDOW_BYTES // 2  # per READ signal
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Extent:
@@ -68,10 +66,7 @@ class Arena:
         """
         with self._lock:
             if self._fd < 0:
-                fd = os.memfd_create("shoal-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-                os.ftruncate(fd, ARENA_BYTES)
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-                self._fd = fd
+                self._fd = sealed_memory("shoal-arena", ARENA_BYTES)
             return self._fd
 
     def zeros(self, nbytes: int) -> memoryview:

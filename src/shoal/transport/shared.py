@@ -50,10 +50,8 @@ class Outlet:
     """The ring that this side writes, whose `fd` is for the peer until `passed`."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("shoal-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = sealed_memory("shoal-ring", RING_BYTES)
         try:
-            os.ftruncate(self.fd, RING_BYTES)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             self._map = mmap.mmap(self.fd, RING_BYTES)
         except BaseException:
             os.close(self.fd)
@@ -153,6 +151,22 @@ class Inlet:
         with suppress(BufferError):  # a view is in use; the memory is freed with it
             self._ring.release()
             self._map.close()
+
+
+def sealed_memory(name: str, nbytes: int) -> int:
+    """Return the descriptor of new memory of this size, which keeps it.
+
+    Raises:
+        OSError: the system refuses it.
+    """
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def check_sealed(fd: int, nbytes: int, what: str) -> None:

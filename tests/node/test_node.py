@@ -24,6 +24,7 @@ from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.messages.membership import Freeze
 from shoal.protocol.messages.requests import Nudge
 from shoal.transport import Identity, transport_for
+from shoal.transport.shortcut import without_shortcut
 from shoal.transport.tcp import endpoint_of, tcp_address
 from tests.node.rigs import FRIEND, TOKEN, Peer, call, until
 from tests.transport.rigs import drop_packets_to
@@ -79,7 +80,7 @@ def test_a_node_that_is_no_scheduler_is_refused_as_one(node, listener):
 
 @pytest.fixture
 def pair():
-    """A node that can reach another by a scheme, and that node."""
+    """A node that can reach another by a scheme, and that node; TCP is TCP."""
     nodes = []
 
     def pair(address):
@@ -89,7 +90,8 @@ def pair():
         nodes.extend((here, there))
         return here, there
 
-    yield pair
+    with without_shortcut():
+        yield pair
     for node in nodes:
         node.close()
 

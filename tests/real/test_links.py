@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from shoal.engines.hosts import Hosts, HostsEngine
-from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
 from tests.real.pushing import Cluster
-from tests.transport.rigs import drop_packets_to, free_port
+from tests.transport.rigs import drop_packets_to
 
 pytestmark = [
     pytest.mark.real,
@@ -71,11 +70,9 @@ def pushed_since(cluster, table, at):
 
 def test_connections_that_are_cut_in_silence_are_replaced(tmp_path):
     """All of a server's: to the worker, to the scheduler, and to the next server of its chain."""
-    tcp = {"scheduler": f"tcp://127.0.0.1:{free_port()}", "server": "tcp://127.0.0.1:0"}
-    with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
-        cluster = Cluster(engine, engine.folder, 3, 2, 3, **tcp)
+    with cluster_of(tmp_path, 3, 2, 3) as (_, cluster):  # TCP is used between hosts only
         cut_at = time.monotonic()
-        assert drop_all_packets_to(engine.pid("server-0")) >= 3
+        assert drop_all_packets_to(cluster.engine.pid("server-0")) >= 3
         cluster.until(lambda: all(cluster.pushes(t)[-1][0] > cut_at + 3 for t in range(3)))
         for table in range(3):
             assert cluster.longest(table, cut_at) < 3.0

@@ -1,26 +1,28 @@
 """Every law of a transport, on every transport."""
 
+from contextlib import nullcontext
 from itertools import count
 
 import pytest
 
 from shoal.testing.transports import TRANSPORT_LAWS
 from shoal.transport.base import transport_for
+from shoal.transport.shortcut import without_shortcut
 
 _numbers = count()
 
 
-@pytest.fixture(params=["inproc", "unix", "tcp"])
+@pytest.fixture(params=["inproc", "unix", "tcp", "tcp by its shortcut"])
 def make(request, tmp_path):
     def fresh():
         address = {
             "inproc": f"inproc://conformance-{next(_numbers)}",
             "unix": f"unix://{tmp_path}/{next(_numbers)}.sock",
-            "tcp": "tcp://127.0.0.1:0",
-        }[request.param]
+        }.get(request.param, "tcp://127.0.0.1:0")
         return transport_for(address), address
 
-    return fresh
+    with nullcontext() if "shortcut" in request.param else without_shortcut():
+        yield fresh
 
 
 @pytest.mark.parametrize("law", TRANSPORT_LAWS, ids=lambda law: law.__name__)

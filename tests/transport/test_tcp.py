@@ -8,6 +8,7 @@ import pytest
 from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed, WireError
 from shoal.testing.connections import CALLER, LISTENER, connected, meet
 from shoal.transport.base import Identity
+from shoal.transport.shortcut import without_shortcut
 from shoal.transport.tcp import TcpTransport, endpoint_of, stays_here, tcp_address
 
 TOKEN = "a token of sixteen"
@@ -110,7 +111,7 @@ def test_a_listener_may_use_a_host_name(transport):
 
 
 def test_connections_disable_nagles_algorithm(transport):
-    with connected(lambda: (transport, "tcp://127.0.0.1:0")) as pair:
+    with without_shortcut(), connected(lambda: (transport, "tcp://127.0.0.1:0")) as pair:
         for end in (pair.caller, pair.callee):
             with socket.socket(fileno=socket.dup(end.connection.fileno())) as sock:
                 assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

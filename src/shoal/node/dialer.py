@@ -146,9 +146,9 @@ class Dialer:
     def redial(self, connection: Connection | None, address: str, now: float) -> bool:
         """Dial a peer anew that does not answer, unless the path is slow; return False if it is.
 
-        Returns False without a connection, too, and for peers that are not reached over TCP.
+        Returns False without a connection, too, and for peers of this host.
         """
-        if connection is None or not address.startswith("tcp://") or connection.outstanding:
+        if connection is None or connection.within_host or connection.outstanding:
             return False
         self.replace(connection, address, now, connection.received)
         return True

@@ -412,7 +412,7 @@ class Node:
                     self.stopped, self.error = True, result  # retrying does not help
                 continue
             self._add(result)
-            self._paths.add(to, self._address_of(to) or "")
+            self._paths.add(result)
             for effect in sends:
                 self._send_on(result, effect)
 

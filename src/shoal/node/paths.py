@@ -1,4 +1,4 @@
-"""Paths: connections over TCP that this node has made, and that may be cut in silence."""
+"""Paths: connections between hosts that this node has made, and that may be cut in silence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.transport import Connection
 
 
 class Paths:
-    """The peers to which this node has connected over TCP.
+    """The peers of other hosts to which this node has connected.
 
     Attributes:
         called: the peers.
@@ -18,10 +18,10 @@ class Paths:
     def __init__(self) -> None:
         self.called: set[NodeId] = set()
 
-    def add(self, to: NodeId, address: str) -> None:
-        """Record that this node has connected to a peer at an address, if that is one of TCP."""
-        if address.startswith("tcp://"):
-            self.called.add(to)
+    def add(self, connection: Connection) -> None:
+        """Record a connection that this node has made, if it may be cut."""
+        if not connection.within_host:
+            self.called.add(connection.peer)
 
     def stalled(self, peers: Mapping[NodeId, Connection]) -> Iterator[Connection]:
         """Yield the connections on which peers acknowledge nothing: another path may be open."""

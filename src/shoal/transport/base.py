@@ -2,7 +2,8 @@
 
     inproc://NAME        a socket pair within this process
     unix:///PATH         a Unix socket on this host, in a directory that only its owner enters
-    tcp://HOST:PORT      between hosts; only with a token
+    tcp://HOST:PORT      between hosts; only with a token; processes of one host and user go on
+                         over a Unix socket that the listener has beside it
 
 A connection assumes neither `sendmsg` nor file descriptors of its peer. `shoal.testing.transports`
 has the laws that every transport obeys.
@@ -72,6 +73,11 @@ class Connection(ABC):
     def time_out(self) -> None:
         """Record that silence ends the connection: the peer has not closed it."""
         self.timed_out = True
+
+    @property
+    def within_host(self) -> bool:
+        """Whether no network is between: the connection breaks only with one of its processes."""
+        return False
 
     @property
     def stalled(self) -> bool:

@@ -1,6 +1,6 @@
 """Handshake: version, job and token, proved in both directions before anything else is read.
 
-    listener -> Challenge(version, nonce)
+    listener -> Challenge(version, nonce, shortcut)
     caller   -> Hello(version, job, node, role, nonce', proof)
     listener -> Welcome(node, proof) or Denied(reason)
 
@@ -27,8 +27,8 @@ from shoal.transport.base import Identity
 from shoal.transport.wire import other_version
 
 
-def challenge(me: Identity) -> Challenge:
-    return Challenge(PROTOCOL_VERSION, secrets.token_bytes(16), bool(me.token))
+def challenge(me: Identity, shortcut: str = "") -> Challenge:
+    return Challenge(PROTOCOL_VERSION, secrets.token_bytes(16), bool(me.token), shortcut)
 
 
 def hello(me: Identity, asked: Message) -> Hello:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,7 @@ from shoal.transport import handshake
 from shoal.transport.arena import arena
 from shoal.transport.base import NO_TURN, Connection, Identity, Listener, Turn
 from shoal.transport.shared import Inlet, Outlet, receive_with, send_with
+from shoal.transport.shortcut import of_this_user, open_shortcut, take_shortcut
 from shoal.transport.stream import HANDSHAKE_BYTES_MAX, StreamConnection
 from shoal.transport.wire import PREFIX, decode_greeting, encode, read_prefix
 
@@ -28,6 +30,8 @@ RETRANSMIT_MS = 1000  # at most between retransmissions, so that a link that is 
 class StreamListener(Listener):
     """A listening socket, whose address `before_close` cleans up.
 
+    Over TCP it also listens at a Unix socket for callers of this host and user (`shortcut.py`).
+
     It keeps a file descriptor in reserve. When the process has no other left, a caller is accepted
     with it and dropped. A waiting caller would keep the socket readable and the loop busy.
     """
@@ -39,37 +43,55 @@ class StreamListener(Listener):
         me: Identity,
         before_close: Callable[[], None] = lambda: None,
     ) -> None:
-        sock.setblocking(False)
         self.address = address
-        self._sock = sock
         self._me = me
         self._before_close = before_close
         self._reserve = os.open(os.devnull, os.O_RDONLY)
+        beside = open_shortcut() if sock.family != socket.AF_UNIX else None
+        self._socks, self._shortcut = [sock], ""
+        if beside is not None:
+            self._shortcut = beside[1]
+            self._socks.insert(0, beside[0])
+        self._ready = select.epoll()
+        for each in self._socks:
+            each.setblocking(False)
+            self._ready.register(each, select.EPOLLIN)
 
     def fileno(self) -> int:
-        return self._sock.fileno()
+        return self._ready.fileno()
 
     def accept(self) -> Connection | None:
-        try:
-            sock, _ = self._sock.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._send_away()
-            return None
-        tune(sock)
-        return StreamConnection(sock, self._me, asked=handshake.challenge(self._me))
+        for listener in self._socks:
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._send_away()  # the system says so even where nobody waits
+                    return None
+                continue
+            beside = self._shortcut and listener.family == socket.AF_UNIX
+            if beside and not of_this_user(sock):
+                sock.close()
+                continue
+            tune(sock)
+            asked = handshake.challenge(self._me, "" if beside else self._shortcut)
+            return StreamConnection(sock, self._me, asked=asked)
+        return None
 
     def _send_away(self) -> None:
         os.close(self._reserve)
-        with suppress(OSError):
-            self._sock.accept()[0].close()
+        for listener in self._socks:
+            with suppress(OSError):
+                listener.accept()[0].close()
         self._reserve = os.open(os.devnull, os.O_RDONLY)
 
     def close(self) -> None:
-        if self._sock.fileno() >= 0:
+        if not self._ready.closed:
             self._before_close()
             os.close(self._reserve)
-        self._sock.close()
+            self._ready.close()
+        for each in self._socks:
+            each.close()
 
 
 def shake(
@@ -106,6 +128,10 @@ class _Caller:
             with suppress(OSError):
                 send_with(self._sock, encode(handshake.farewell(me)), None)
             raise HandshakeRefused(error.message) from None
+        if isinstance(asked, Challenge) and (sock := take_shortcut(asked.shortcut, self._left())):
+            self._sock.close()
+            self._sock = sock
+            asked = self._read_message()
         with turn:
             return self._introduce(me, asked)
 
@@ -135,6 +161,13 @@ class _Caller:
         self._let_go()
         self._sock.close()
 
+    def _left(self) -> float:
+        """Return the seconds that are left for the handshake."""
+        left = self._until - monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
     def _let_go(self) -> None:
         if self._outlet is not None:
             self._outlet.close()
@@ -152,10 +185,7 @@ class _Caller:
     def _read_exactly(self, nbytes: int) -> bytes:
         data = b""
         while len(data) < nbytes:
-            left = self._until - monotonic()
-            if left <= 0:
-                raise TimeoutError
-            self._sock.settimeout(left)
+            self._sock.settimeout(self._left())
             more, descriptors = receive_with(self._sock, nbytes - len(data))
             self._descriptors += descriptors
             if len(self._descriptors) > 1:

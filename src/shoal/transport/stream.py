@@ -108,7 +108,7 @@ class StreamConnection(Connection):
     @property
     def origin(self) -> str:
         try:
-            if self._sock.family == socket.AF_UNIX:
+            if self.within_host:
                 found = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
                 return "process {} of user {}".format(*struct.unpack("iii", found))
             return "{}:{}".format(*self._sock.getpeername())
@@ -131,15 +131,19 @@ class StreamConnection(Connection):
         return self._sock.fileno()
 
     @property
+    def within_host(self) -> bool:
+        return self._sock.family == socket.AF_UNIX
+
+    @property
     def stalled(self) -> bool:
-        if self._sock.family == socket.AF_UNIX:
+        if self.within_host:
             return False
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)
         return info[2] >= RETRANSMITS  # tcpi_retransmits, of what is not acknowledged yet
 
     @property
     def received(self) -> int:
-        if self._sock.family == socket.AF_UNIX:
+        if self.within_host:
             return 0
         info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.stop)
         return int.from_bytes(info[BYTES_RECEIVED], "little")

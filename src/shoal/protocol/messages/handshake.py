@@ -19,11 +19,15 @@ Reason = Annotated[str, Meta(max_length=500)]
 
 
 class Challenge(Message, frozen=True):
-    """The listener's greeting: its version, and a nonce for the proof of the token."""
+    """The listener's greeting: its version, and a nonce for the proof of the token.
+
+    shortcut:  the name of the listener's socket for callers of its host; "" for none
+    """
 
     version: int
     nonce: Nonce
     token_needed: bool
+    shortcut: Name = ""
 
 
 class Hello(Message, frozen=True):

@@ -47,6 +47,7 @@ from shoal.engines.local import LocalEngine
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import Access, TableSpec
+from shoal.transport.shortcut import without_shortcut
 from shoal.transport.tensors import shared_zeros
 
 MIB = 1 << 20
@@ -107,6 +108,7 @@ def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> Iterator[Ro
     server = "tcp://127.0.0.1:0" if scheme == "tcp" else ""
     ours, theirs = [], []  # by round, then by side
     with (
+        without_shortcut(),
         one_worker(folder, table, server_listen=server) as (engine, client),
         ExitStack() as partners,
     ):

@@ -18,6 +18,7 @@ from shoal.apps.bench.clusters import one_worker
 from shoal.apps.bench.rows import Call, Row, Side, by_turns, latency, microseconds, throughput
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import TableSpec
+from shoal.transport.shortcut import without_shortcut
 
 SMALL = 64
 LARGE = 1 << 20
@@ -43,6 +44,7 @@ def _row(folder: RunFolder, scheme: str, what: str, rounds: int) -> Row:
     table = TableSpec("bench", size // 4, merge="sum")
     server = "tcp://127.0.0.1:0" if tcp else ""
     with (
+        without_shortcut(),
         one_worker(folder, table, server_listen=server) as (engine, client),
         closing(Echo(engine, "echo-apart", tcp, nbytes, reply, cores - one or cores)) as apart,
         closing(Echo(engine, "echo-together", tcp, nbytes, reply, one)) as together,

@@ -97,8 +97,9 @@ def test_uneven_data_end_well(tmp_path, strategy):
     assert "Broken" not in printed
 
 
-def test_uneven_data_end_well_without_a_flush(tmp_path):
-    (one, other), printed = run(tmp_path, "allreduce", "uneven")
+@pytest.mark.parametrize("case", ["uneven", "in_turn"])
+def test_uneven_data_end_well_without_a_flush(tmp_path, case):
+    (one, other), printed = run(tmp_path, "allreduce", case)
     assert (one[0], other[0]) == (6, 4)
     assert "Broken" not in printed
 

@@ -62,7 +62,8 @@ class Context:
     on_worker_loss: str = "stop"
     run_dir: Path = field(default_factory=Path)
     defaults: OptimizerDefaults = field(default_factory=OptimizerDefaults)
-    _training: list[ref[Any]] = field(default_factory=list)
+    _optimizers: list[ref[Any]] = field(default_factory=list)
+    _in_use: dict[int, Any] = field(default_factory=dict)  # by id
     _closers: list[Callable[[], Any]] = field(default_factory=list)
     _closed: bool = False
 
@@ -100,9 +101,16 @@ class Context:
     def before_close(self, optimizer: Any) -> None:
         """Register an optimizer to `leave` before this worker leaves the run without an error.
 
-        The optimizers still in use are called in the order of registration, each with all of them.
+        Those that live are called in the order of registration, each with all that are in use: the
+        last one, and those that step after it was registered. These are kept until then, so that
+        all workers take part in the same exchanges, whenever each of them collects its garbage.
         """
-        self._training.append(ref(optimizer))
+        self._optimizers.append(ref(optimizer))
+        self._in_use = {id(optimizer): optimizer}
+
+    def stepped(self, optimizer: Any) -> None:
+        """Note that an optimizer is in use."""
+        self._in_use[id(optimizer)] = optimizer
 
     def at_close(self, closer: Callable[[], Any]) -> None:
         """Register `closer`, to be called at the close in reverse order of registration."""
@@ -118,10 +126,11 @@ class Context:
             return
         self._closed = True
         try:
-            training = [found for each in self._training if (found := each()) is not None]
-            for each in training if not self.client.closed else ():
-                each.leave(training)
+            living = [found for each in self._optimizers if (found := each()) is not None]
+            for each in living if not self.client.closed else ():
+                each.leave([*self._in_use.values()])
         finally:
+            self._in_use.clear()
             if _Current.context is self:
                 _Current.context = None
                 set_membership(0, 1)

@@ -175,6 +175,7 @@ class Optimizer(torch.optim.Optimizer):
             NotFinite: a gradient holds a NaN or an infinity that `nonfinite` or the table of an
                 embedding refuses.
         """
+        self._context.stepped(self)
         if self._steers:
             return self._steered(closure, weight)
         loss: float | None = None
@@ -259,7 +260,7 @@ class Optimizer(torch.optim.Optimizer):
                 stacklevel=2,
             )
             self.flush()
-        elif self._shared.in_step and sum(each._shared.in_step for each in optimizers) == 1:
+        elif [each for each in optimizers if each._shared.in_step] == [self]:
             self._drive(self._shared.accompany())
 
     def _steered(self, closure: Callable[[], float] | None, weight: float) -> float:

@@ -3,6 +3,7 @@
 Each worker writes what it has found to a file in the current folder.
 """
 
+import gc
 import json
 import random
 import sys
@@ -148,6 +149,15 @@ def some_use_it():
         alone.step()
     gaps = [(p - mine).abs().max().item() for p, mine in zip(model.parameters(), ours, strict=True)]
     found(max(gaps), total(heads[2].weight), [total(each) for each in ours])
+
+
+def in_turn():
+    """Two optimizers, one after the other; one worker collects its garbage, the other does not."""
+    gc.disable()
+    uneven("flush")
+    uneven()
+    if rank:
+        gc.collect()
 
 
 def uneven(end=""):

@@ -14,9 +14,9 @@ from tests.zygote import zygote
 
 if TYPE_CHECKING:
     from shoal.client.client import Client
-    from shoal.engines.local import LocalEngine
+    from shoal.engines.processes import Processes
 
-    Started = tuple[LocalEngine, list[Client]]
+    Started = tuple[Processes, list[Client]]
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -59,27 +59,27 @@ def clusters() -> Iterator[Callable[..., Started]]:
         from shoal.client.options import ClientOptions
         from shoal.engines.cluster import cluster_here
 
-        engine = cluster_here(servers, workers)
-        address = engine.address("scheduler")
+        processes = cluster_here(servers, workers)
+        address = processes.scheduler
         with ThreadPoolExecutor(workers) as pool:  # each waits until all have joined
             made = [
                 pool.submit(Client, address, ClientOptions(rank=rank, **options))
                 for rank in range(workers)
             ]
         clients = [each.result() for each in made]
-        started.append((engine, clients))
-        return engine, clients
+        started.append((processes, clients))
+        return processes, clients
 
     yield start
-    for engine, clients in started:
+    for processes, clients in started:
         for client in clients:
             client.close()
-        engine.finish()
+        processes.finish()
 
 
 @pytest.fixture
 def cluster() -> Iterator[Callable[..., Started]]:
-    """A function that starts a cluster and returns (its engine, its clients)."""
+    """A function that starts a cluster and returns (its processes, its clients)."""
     with clusters() as start:
         yield start
 

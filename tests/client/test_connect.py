@@ -59,8 +59,8 @@ def test_a_check_that_finds_nothing_changes_nothing(tmp_path, monkeypatch):
 @pytest.mark.real
 def test_a_reader_waits_for_the_table_of_the_first_group(cluster, monkeypatch):
     monkeypatch.setattr(client, "CHECK_S", 60.0)  # the event has to do it
-    engine, [trainer] = cluster()
-    with shoal.connect(engine.address("scheduler"), group="read") as reader:
+    processes, [trainer] = cluster()
+    with shoal.connect(processes.scheduler, group="read") as reader:
         with pytest.raises(RequestTimeout, match="no worker has created table"):
             reader.await_table("/later", 0.1)
         create = threading.Timer(0.2, trainer.create_table, [shoal.TableSpec("later", 3)])
@@ -74,12 +74,12 @@ def test_a_reader_waits_for_the_table_of_the_first_group(cluster, monkeypatch):
 
 @pytest.mark.real
 def test_a_closed_client_waits_for_no_table(cluster):
-    engine, [trainer] = cluster()
-    reader = shoal.connect(engine.address("scheduler"), group="read")
+    processes, [trainer] = cluster()
+    reader = shoal.connect(processes.scheduler, group="read")
     reader.close()
     with pytest.raises(UsageError, match="closed"):
         reader.await_table("/later", 60.0)
-    other = shoal.connect(engine.address("scheduler"), group="other")
+    other = shoal.connect(processes.scheduler, group="other")
     ends = threading.Timer(0.3, trainer.abort, ["broken"])
     ends.start()
     with pytest.raises(RunAborted, match="broken"):

@@ -86,11 +86,11 @@ def test_a_pull_that_fails_leaves_what_was_kept(client, monkeypatch):
 
 def test_readers_of_another_group_create_no_rows(cluster):
     """Keys that nobody has pushed read as their initial rows, and the trainers' table stays."""
-    engine, [client] = cluster(2)
+    processes, [client] = cluster(2)
     begin = Init("constant", 0.5)
     client.create_table(TableSpec("words", 0, (2,), kind="sparse", init=begin, **SUM))
     client.blocking.push("words", torch.ones(1, 2), [7])
-    with Client(engine.address("scheduler"), ClientOptions(group="reader")) as reader:
+    with Client(processes.scheduler, ClientOptions(group="reader")) as reader:
         cache = RowCache(reader, "/words")
         assert cache.pull([7, 99, 1 << 40]).tolist() == [[1.5] * 2, [0.5] * 2, [0.5] * 2]
     assert [keys.tolist() for keys, _ in client.scan("words")] == [[7]]

@@ -39,6 +39,7 @@ def command(tmp_path, name, entry, args):
         json.dumps(
             {
                 "name": name,
+                "launch": f"launch of {name}",
                 "entry": entry,
                 "args": args,
                 "log": str(tmp_path / "log"),
@@ -61,8 +62,8 @@ def test_a_launcher_reports_starts_and_exits_and_ends_with_its_commands(tmp_path
     ours, process = launcher(tmp_path)
     ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 5, "stop": 2}))
     started, exited = read_reports(ours, 2)
-    assert started["started"] == "a"
-    assert exited == {"exited": "a", "pid": started["pid"], "code": 1}
+    assert started == {"name": "a", "launch": "launch of a", "pid": started["pid"]}
+    assert exited == {**started, "code": 1}
     assert json.loads((tmp_path / "error").read_text())["type"] == "InvalidValue"
     ours.close()
     assert process.communicate(timeout=10)[1] == ""
@@ -89,7 +90,7 @@ def test_a_launcher_outlives_the_thread_that_started_it(tmp_path):
     [(ours, process)] = started
     ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 0, "stop": 2}))
     begun, exited = read_reports(ours, 2)
-    assert (begun["started"], exited["exited"]) == ("a", "a")
+    assert (begun["name"], exited["name"], exited["code"]) == ("a", "a", 0)
     ours.close()
     assert process.communicate(timeout=10)[1] == ""
     assert process.returncode == 0

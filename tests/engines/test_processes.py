@@ -1,9 +1,9 @@
-"""The engine of one machine: which deaths a run survives."""
+"""The processes of a run: which deaths it survives."""
 
 import pytest
 
 from shoal.engines.base import Task
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import InvalidValue, ProcessDied
 from shoal.protocol.supervision.supervisor import LossPolicy
 from shoal.storage.event_log import EventLog
@@ -20,12 +20,12 @@ def join(tmp_path):
     def join(times, how, **options):
         given = {"counter": str(counter), "times": times, "how": how}
         folder = RunFolder.create(tmp_path, "run")
-        with LocalEngine(folder) as engine:
+        with Processes(folder) as processes:
             log = EventLog(folder.events, "scheduler", 0.0)  # which there is none of
             log.write("view", reason="all have joined", whole=True, servers=1, workers=0)
             log.close()
-            engine.start(Task("server-0", "tests.engines.failing:fails", given, preload=()))
-            engine.join(policy=LossPolicy(**{k: frozenset(v) for k, v in options.items()}))
+            processes.start(Task("server-0", "tests.engines.failing:fails", given, preload=()))
+            processes.join(policy=LossPolicy(**{k: frozenset(v) for k, v in options.items()}))
         return len(counter.read_text())
 
     return join

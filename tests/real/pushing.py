@@ -57,13 +57,13 @@ class Cluster:
     """
 
     def __init__(
-        self, engine, folder, servers, replicas, tables, imports=(), limits=None, **listens
+        self, processes, folder, servers, replicas, tables, imports=(), limits=None, **listens
     ):
-        self.engine, self.folder = engine, folder
+        self.processes, self.folder = processes, folder
         self.killed = set()
         self._tables = [folder.path / f"t{number}" for number in range(tables)]
         options = {"token": TOKEN, "events": str(folder.events), "started_at": time.time()}
-        listen = listens.get("scheduler") or engine.address("scheduler")
+        listen = listens.get("scheduler") or processes.address("scheduler")
         scheduler = SchedulerRole(
             listen=listen,
             servers=servers,
@@ -73,18 +73,18 @@ class Cluster:
             **(limits or {}),
         )
         server = ServerRole(listen=listens.get("server", ""), token=TOKEN, imports=imports)
-        for task in cluster_tasks(engine, scheduler, server):
-            engine.start(task)
+        for task in cluster_tasks(processes, scheduler, server):
+            processes.start(task)
         given = {"folder": str(folder.path), "tables": tables, "token": TOKEN}
         entry = "tests.real.pushing:push_until"
-        engine.start(Task("worker-0", entry, {"scheduler": listen, **given}))
+        processes.start(Task("worker-0", entry, {"scheduler": listen, **given}))
         self.until(lambda: all(len(self.pushes(n)) > 20 for n in range(tables)))
 
     def until(self, true, limit_s=30.0):
         end = time.monotonic() + limit_s
         while not true():
             assert time.monotonic() < end
-            failed = [each for each in self.engine.exits(0.02) if each.code]
+            failed = [each for each in self.processes.exits(0.02) if each.code]
             assert not [each for each in failed if each.name not in self.killed]
 
     def pushes(self, table):
@@ -99,7 +99,7 @@ class Cluster:
     def finish(self):
         """End the worker; no push is lost or doubled."""
         (self.folder.path / "over").touch()
-        self.until(lambda: "worker-0" not in self.engine.running, 60.0)
+        self.until(lambda: "worker-0" not in self.processes.running, 60.0)
         for table in range(len(self._tables)):
             pushed, held = self.pushes(table)[-1]
             assert pushed == held

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.storage.run_folder import RunFolder
 from tests.real.pushing import Cluster
 from tests.real.texts import text
@@ -22,21 +22,21 @@ def cluster(tmp_path, monkeypatch):
     """Starts a cluster whose members may be silent for three seconds."""
     folder = RunFolder.create(tmp_path, "run")
     monkeypatch.setenv("SHOAL_TEST_FOLDER", str(folder.path))
-    engines = []
+    begun = []
 
     def cluster(servers, replicas, **scheduler):
-        engines.append(LocalEngine(folder))
-        engines[0].__enter__()
+        begun.append(Processes(folder))
+        begun[0].__enter__()
         limits = {"failure_timeout_s": 3.0, "sole_replica_timeout_s": 3.0, **scheduler}
-        return Cluster(engines[0], folder, servers, replicas, 2, imports=(BLOCKING,), limits=limits)
+        return Cluster(begun[0], folder, servers, replicas, 2, imports=(BLOCKING,), limits=limits)
 
     yield cluster
-    for engine in engines:
-        engine.__exit__(None, None, None)
+    for processes in begun:
+        processes.__exit__(None, None, None)
 
 
 def block(cluster, server):
-    file = cluster.folder.path / f"block-{cluster.engine.pid(server)}"
+    file = cluster.folder.path / f"block-{cluster.processes.pid(server)}"
     file.touch()
     return file
 
@@ -59,5 +59,5 @@ def test_a_server_whose_loop_hangs_is_dead_after_the_hang_timeout(cluster):
     [how] = cluster.values("lost", "how")
     assert how.startswith(text("busy.hung"))
     cluster.killed.add("server-0")
-    os.kill(cluster.engine.pid("server-0"), signal.SIGKILL)
+    os.kill(cluster.processes.pid("server-0"), signal.SIGKILL)
     cluster.finish()

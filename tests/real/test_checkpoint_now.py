@@ -13,7 +13,7 @@ import shoal
 from shoal.apps.checkpoint import save
 from shoal.cli import main
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import DataMissing, Refused, RequestTimeout
 from shoal.reports.events import load_run
 from shoal.storage.checkpoints import Checkpoints
@@ -63,8 +63,8 @@ def test_a_run_that_was_started_without_checkpoints_writes_one_and_is_resumed(tr
 
 def test_a_checkpoint_has_dense_and_sparse_tables_and_waits_for_the_workers(tmp_path):
     folder = RunFolder.create(tmp_path, "run")
-    with LocalEngine(folder) as engine:
-        address = start_cluster(engine, 2, 1, out=str(tmp_path))
+    with Processes(folder) as processes:
+        address = start_cluster(processes, 2, 1, out=str(tmp_path))
         with shoal.connect(address) as client:
             client.create_table(shoal.TableSpec("w", 8, consistency=shoal.bsp()))
             client.create_table(shoal.TableSpec("e", row_shape=(2,), kind="sparse"))
@@ -85,8 +85,8 @@ def test_a_checkpoint_has_dense_and_sparse_tables_and_waits_for_the_workers(tmp_
 
 def test_servers_without_a_folder_refuse_and_a_run_that_has_ended_is_named(tmp_path):
     folder = RunFolder.create(tmp_path, "run")
-    with LocalEngine(folder) as engine:
-        address = start_cluster(engine, 1, 1)
+    with Processes(folder) as processes:
+        address = start_cluster(processes, 1, 1)
         with shoal.connect(address) as client:
             with pytest.raises(Refused, match=pattern("checkpoint_now.no_folder_what_to_do")):
                 client.checkpoint()

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 import shoal
 from shoal.apps.train.command import TrainApplication
 from shoal.cli import main
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import InvalidValue
 from shoal.reports.events import load_run, read_events
 from shoal.runs.ending import join_run
@@ -311,14 +311,14 @@ def test_a_worker_of_a_resumed_run_is_replaced_by_one_without_the_old_state(tmp_
     more = {"resume": str(first.run_dir), "resume_at": 6, "on_worker_loss": "replace"}
     job = from_mapping({**given, **more, "max_steps": 4000})
     folder = RunFolder.create(tmp_path, "replaced")
-    with LocalEngine(folder) as engine:
+    with Processes(folder) as processes:
         application = TrainApplication(job, [])
         application.begin_at(6)
-        for task in tasks_of(application, engine, time()):
-            engine.start(task)
+        for task in tasks_of(application, processes, time()):
+            processes.start(task)
         until(lambda: '"node":"worker-1","step":1500,' in folder.events.read_text())
-        os.kill(engine.pid("worker-1"), signal.SIGKILL)
-        join_run(engine, job, "train", start_clock=6)
+        os.kill(processes.pid("worker-1"), signal.SIGKILL)
+        join_run(processes, job, "train", start_clock=6)
     [lost] = (each["t"] for each in read_events(folder.events) if each["kind"] == "lost")
     steps = load_run(folder.path).steps[1]
     after = [loss for t, loss in zip(steps["t"], steps["loss"], strict=True) if t > lost][:10]

@@ -15,7 +15,7 @@ import torch
 
 from shoal.client.client import Client
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import ShoalError
 from shoal.protocol.messages.base import Part
 from shoal.protocol.messages.membership import Frozen
@@ -81,23 +81,23 @@ def attack(addresses, count, seed):
     return sent
 
 
-def memory_of(engine):
+def memory_of(processes):
     """Kilobytes that each process has."""
     found = {}
-    for name in list(engine.running):
-        status = Path(f"/proc/{engine.pid(name)}/status").read_text()
+    for name in list(processes.running):
+        status = Path(f"/proc/{processes.pid(name)}/status").read_text()
         found[name] = int(status.split("VmRSS:")[1].split()[0])
     return found
 
 
 def siege(folder, count, seed=0):
     """A scheduler and two servers with two replicas; a client whose requests are timed."""
-    with LocalEngine(RunFolder.create(folder, "siege")) as engine:
-        client = Client(start_cluster(engine, 2, 1, replicas=2))
+    with Processes(RunFolder.create(folder, "siege")) as processes:
+        client = Client(start_cluster(processes, 2, 1, replicas=2))
         client.create_table(TableSpec("w", 1000, merge="sum", access=Access("sum")))
         client.push("w", torch.arange(1000.0)).wait()
         names = ["scheduler", "server-0", "server-1"]
-        addresses = [engine.address(name) for name in names]
+        addresses = [processes.address(name) for name in names]
         began, sent, rounds, slowest, memory = time.monotonic(), 0, 0, 0.0, {}
         while sent < count:
             sent += attack(addresses, min(2000, count - sent), seed + rounds)
@@ -107,17 +107,17 @@ def siege(folder, count, seed=0):
             rounds += 1
             for part in (0.1, 0.5):
                 if part not in memory and sent >= part * count:
-                    memory[part] = memory_of(engine)
+                    memory[part] = memory_of(processes)
         seconds = time.monotonic() - began
         unchanged = torch.equal(client.pull("w").wait(), torch.arange(1000.0))
-        after = memory_of(engine)
-        alive = not engine.exits(0.1) and sorted(engine.running) == names
-        log = engine.folder.log("server-0").read_text()
+        after = memory_of(processes)
+        alive = not processes.exits(0.1) and sorted(processes.running) == names
+        log = processes.folder.log("server-0").read_text()
         kinds = sorted(
             {line.split(": ")[1].split(" x")[0] for line in log.splitlines() if " x" in line}
         )
         client.close()
-        engine.finish()
+        processes.finish()
     return {
         "frames": sent,
         "seconds": round(seconds, 1),

@@ -14,7 +14,7 @@ import shoal
 from shoal.apps.why import explain
 from shoal.client.context import Context
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import (
     ClusterFull,
     DataMissing,
@@ -47,12 +47,12 @@ def table(name, rule=None):
 def run(tmp_path):
     """Two servers with a replica of each row, the run's folder, and a worker of its own."""
     folder = RunFolder.create(tmp_path, "run")
-    with LocalEngine(folder) as engine:
-        start_cluster(engine, 2, 1, replicas=2, events=str(folder.events))
+    with Processes(folder) as processes:
+        start_cluster(processes, 2, 1, replicas=2, events=str(folder.events))
         client = shoal.connect(str(folder.path))
         client.create_table(table("w"))
         try:
-            yield engine, folder, client
+            yield processes, folder, client
         finally:
             client.close()
 
@@ -201,20 +201,20 @@ def test_a_group_leases_data_of_its_own(run):
 
 
 def test_a_run_waits_for_an_attached_group(run):
-    engine, folder, first = run
+    processes, folder, first = run
     with shoal.connect(str(folder.path), group="eval") as guest:
         push(first, "w")
         first.close()
         until(lambda: "" not in guest.groups, "the first group is not said to have finished")
         # it reads what a replica has, which may not have the last round yet
         until(lambda: guest.blocking.pull("/w").tolist() == [1.0] * ROWS, "its push is lost")
-        engine.exits(0.0)
-        assert "scheduler" in engine.running
-    engine.join()
+        processes.exits(0.0)
+        assert "scheduler" in processes.running
+    processes.join()
 
 
 def test_two_groups_survive_a_servers_death(run):
-    engine, folder, first = run
+    processes, folder, first = run
     stop, read = threading.Event(), []
     with shoal.connect(str(folder.path), group="eval") as guest:
         guest.create_table(table("w"))
@@ -229,8 +229,8 @@ def test_two_groups_survive_a_servers_death(run):
         looking.start()
         for step in range(60):
             if step == 20:
-                os.kill(engine.pid("server-0"), signal.SIGKILL)
-                engine.exits(5.0)
+                os.kill(processes.pid("server-0"), signal.SIGKILL)
+                processes.exits(5.0)
             push(first, "w")
             first.advance().wait()
             assert first.blocking.pull("w").tolist() == [step + 1.0] * ROWS

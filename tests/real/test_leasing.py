@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import shoal
 from shoal.cli import main
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import Refused, UsageError
 from shoal.storage.run_folder import RunFolder
 from tests.real.texts import pattern
@@ -53,8 +53,8 @@ def test_a_worker_that_is_replaced_takes_leases_like_its_predecessor(rank, tmp_p
 
 @pytest.fixture
 def client(tmp_path):
-    with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
-        address = start_cluster(engine, 1, 1)
+    with Processes(RunFolder.create(tmp_path, "run")) as processes:
+        address = start_cluster(processes, 1, 1)
         with shoal.connect(address) as client:
             client.create_table(shoal.TableSpec("w", 2, access=shoal.tables.Access("sum")))
             yield client

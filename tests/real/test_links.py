@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.engines.hosts import Hosts, HostsEngine
+from shoal.engines.processes import Processes
 from shoal.storage.run_folder import RunFolder
 from tests.real.pushing import Cluster
 from tests.transport.rigs import drop_packets_to
@@ -27,8 +28,8 @@ def cluster_of(tmp_path, servers, replicas, tables):
     """Each process on a host of its own."""
     names = ["scheduler", "worker-0", *(f"server-{rank}" for rank in range(servers))]
     folder = RunFolder.create(tmp_path, "run")
-    with Hosts(names) as hosts, HostsEngine(folder, hosts) as engine:
-        yield hosts, Cluster(engine, folder, servers, replicas, tables)
+    with Hosts(names) as hosts, Processes(folder, HostsEngine(hosts)) as processes:
+        yield hosts, Cluster(processes, folder, servers, replicas, tables)
 
 
 def test_a_link_that_is_down_for_less_than_silence_kills_nobody(tmp_path):
@@ -72,7 +73,7 @@ def test_connections_that_are_cut_in_silence_are_replaced(tmp_path):
     """All of a server's: to the worker, to the scheduler, and to the next server of its chain."""
     with cluster_of(tmp_path, 3, 2, 3) as (_, cluster):  # TCP is used between hosts only
         cut_at = time.monotonic()
-        assert drop_all_packets_to(cluster.engine.pid("server-0")) >= 3
+        assert drop_all_packets_to(cluster.processes.pid("server-0")) >= 3
         cluster.until(lambda: all(cluster.pushes(t)[-1][0] > cut_at + 3 for t in range(3)))
         for table in range(3):
             assert cluster.longest(table, cut_at) < 3.0

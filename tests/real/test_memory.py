@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from shoal.cli import main
 from shoal.client.client import Client
 from shoal.engines.cluster import cluster_tasks
-from shoal.engines.local import LocalEngine
 from shoal.engines.options import SchedulerRole, ServerRole
+from shoal.engines.processes import Processes
 from shoal.errors import InvalidValue, Refused
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.shards import SavedShards
@@ -25,17 +25,17 @@ WIDTH, STEP = 16, 2000
 
 @pytest.fixture
 def run(tmp_path):
-    """Two servers with 4 MB for tables and a replica of each row, a worker, and their engine."""
+    """Two servers with 4 MB for tables and a replica of each row, a worker, and their processes."""
     folder = RunFolder.create(tmp_path, "run")
-    with LocalEngine(folder) as engine:
+    with Processes(folder) as processes:
         roles = (
-            SchedulerRole(listen=engine.address("scheduler"), servers=2, workers=1, replicas=2),
+            SchedulerRole(listen=processes.scheduler, servers=2, workers=1, replicas=2),
             ServerRole(memory="4MB", save=str(folder.shards.resolve())),
         )
-        for task in cluster_tasks(engine, *roles):
-            engine.start(task)
-        with Client(engine.address("scheduler")) as client:
-            yield engine, folder, client
+        for task in cluster_tasks(processes, *roles):
+            processes.start(task)
+        with Client(processes.scheduler) as client:
+            yield processes, folder, client
 
 
 def test_tables_that_no_server_has_memory_for_are_refused_and_nothing_else_is_affected(run):
@@ -63,7 +63,7 @@ def test_tables_that_no_server_has_memory_for_are_refused_and_nothing_else_is_af
 
 @pytest.mark.parametrize("rule", [asp(), bsp()], ids=["asp", "bsp"])
 def test_a_sparse_table_grows_until_it_is_refused_and_its_old_keys_train_on(run, rule):
-    engine, folder, client = run
+    processes, folder, client = run
     access = Access("sgd", {"lr": 1.0})
     spec = TableSpec("e", 0, (WIDTH,), kind="sparse", access=access, consistency=rule)
     client.create_table(spec)
@@ -96,7 +96,7 @@ def test_a_sparse_table_grows_until_it_is_refused_and_its_old_keys_train_on(run,
     absent = client.pull("e", keys=torch.arange(1 << 40, (1 << 40) + STEP)).wait()
     assert not absent.any()  # read, and not created
     client.close()
-    engine.join()
+    processes.join()
     replicas = []
     for rank in range(2):
         alone = folder.path / f"only-{rank}"

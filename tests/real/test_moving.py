@@ -16,7 +16,7 @@ from shoal.cli import main
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import server_task, start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.factories import importable
 from shoal.protocol.supervision.supervisor import loss_policy
 from shoal.reports.events import read_events
@@ -38,11 +38,11 @@ PLATEAU = 20  # epochs, after which rounds without a dead worker do not show in 
 def cluster(tmp_path):
     """Two servers, a worker's client, and the engine that has started them."""
     folder = RunFolder.create(tmp_path, "run")
-    with LocalEngine(folder) as engine:
-        address = start_cluster(engine, 2, 1)
+    with Processes(folder) as processes:
+        address = start_cluster(processes, 2, 1)
         client = Client(address)
         try:
-            yield engine, address, client
+            yield processes, address, client
         finally:
             client.close()
 
@@ -71,7 +71,7 @@ def settled(client, servers):
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_a_server_joins_and_another_leaves_while_updates_go_on(cluster, kind):
-    engine, address, client = cluster
+    processes, address, client = cluster
     common = {"access": Access("sum"), "merge": "sum", "consistency": bsp()}
     if kind == "dense":
         client.create_table(TableSpec("w", ROWS, fragment_rows=10, **common))
@@ -89,12 +89,12 @@ def test_a_server_joins_and_another_leaves_while_updates_go_on(cluster, kind):
         return True
 
     until(lambda: push() and pushed >= 20, "pushes")
-    engine.start(server_task(engine, address, 2))
+    processes.start(server_task(processes, address, 2))
     until(lambda: push() and settled(client, 3), "a third server")
-    os.kill(engine.pid("server-0"), signal.SIGTERM)
+    os.kill(processes.pid("server-0"), signal.SIGTERM)
     until(lambda: push() and settled(client, 2), "one that leaves")
     assert server_names(client) == ["server-1", "server-2"]
-    until(lambda: "server-0" not in engine.running or engine.exits(0.1) is None, "its end")
+    until(lambda: "server-0" not in processes.running or processes.exits(0.1) is None, "its end")
     out = torch.empty_like(ones)
     client.blocking.pull("w", keys, out)
     assert out.unique().tolist() == [pushed]
@@ -103,35 +103,38 @@ def test_a_server_joins_and_another_leaves_while_updates_go_on(cluster, kind):
 def test_a_server_with_an_immovable_table_does_not_leave(tmp_path):
     module = importable(str(UNMOVABLE))
     folder = RunFolder.create(tmp_path, "run")
-    with LocalEngine(folder) as engine:
-        with Client(start_cluster(engine, 2, 1, imports=[module])) as client:
+    with Processes(folder) as processes:
+        with Client(start_cluster(processes, 2, 1, imports=[module])) as client:
             client.create_table(TableSpec("b", kind="custom", access=Access("unmovable")))
             keys = list(range(50))
             client.push("b", torch.ones(50), keys).wait()
-            os.kill(engine.pid("server-0"), signal.SIGTERM)
-            log = engine.folder.log("server-0")
+            os.kill(processes.pid("server-0"), signal.SIGTERM)
+            log = processes.folder.log("server-0")
             until(lambda: text("moving.cannot_leave") in log.read_text(), "its log")
             values, _ = client.pull("b", keys).wait()
             assert values.tolist() == [1.0] * 50
-        engine.finish()
+        processes.finish()
 
 
 def test_what_handlers_have_survives_one_server_after_the_other(tmp_path):
     folder = RunFolder.create(tmp_path, "run")
     spec = TableSpec("b", kind="custom", access=Access("lists"))
     keys = list(range(50))
-    with LocalEngine(folder) as engine:
-        with Client(start_cluster(engine, 3, 1, replicas=2)) as client:
+    with Processes(folder) as processes:
+        with Client(start_cluster(processes, 3, 1, replicas=2)) as client:
             assert client.create_table(spec).saves
             for times, name in enumerate(("server-0", "server-1", "server-0"), start=1):
                 client.push("b", torch.ones(50), keys).wait()
-                os.kill(engine.pid(name), signal.SIGKILL)
+                os.kill(processes.pid(name), signal.SIGKILL)
                 values, _ = client.pull("b", keys).wait()
                 assert values.tolist() == [times] * 50
-                until(lambda name=name: name not in engine.running or engine.exits(0.1), "it ends")
-                engine.start_again(name)
+                until(
+                    lambda name=name: name not in processes.running or processes.exits(0.1),
+                    "it ends",
+                )
+                processes.start_again(name)
                 until(lambda: whole(client, 3), "its rows are on two servers again")
-        engine.finish()
+        processes.finish()
 
 
 def whole(client, servers):
@@ -204,17 +207,17 @@ def test_a_fault_that_is_not_in_the_schedule_is_named(tmp_path):
 def test_a_server_that_is_killed_before_all_have_joined_is_started_again(tmp_path):
     """At first its former self still counts, and there is no room for another."""
     folder = RunFolder.create(tmp_path, "run")
-    with LocalEngine(folder) as engine:
-        address = start_cluster(engine, 2, 1, replicas=2)
+    with Processes(folder) as processes:
+        address = start_cluster(processes, 2, 1, replicas=2)
 
         def only_the_worker_is_missing():
             reasons = [wait["reason"] for wait in explain(address)["waits"]]
             return reasons == [text("moving.worker_missing")]
 
         until(only_the_worker_is_missing, "both servers have joined")
-        os.kill(engine.pid("server-0"), signal.SIGKILL)
+        os.kill(processes.pid("server-0"), signal.SIGKILL)
         policy = {"policy": loss_policy(2, 2)}
-        watching = threading.Thread(target=engine.join, kwargs=policy, daemon=True)
+        watching = threading.Thread(target=processes.join, kwargs=policy, daemon=True)
         watching.start()
         with Client(address, ClientOptions(init_timeout_s=30.0)) as client:
             assert len(client.view.servers) == 2
@@ -226,12 +229,12 @@ def test_a_process_exit_over_tcp_is_noticed_at_once(tmp_path):
     folder = RunFolder.create(tmp_path, "run")
     listen = f"tcp://127.0.0.1:{free_port()}"
     more = {"replicas": 2, "token": "a token of sixteen", "events": str(folder.events)}
-    with LocalEngine(folder) as engine:
-        start_cluster(engine, 2, 1, listen, server_listen="tcp://127.0.0.1:0", **more)
+    with Processes(folder) as processes:
+        start_cluster(processes, 2, 1, listen, server_listen="tcp://127.0.0.1:0", **more)
         options = ClientOptions(init_timeout_s=30.0, token="a token of sixteen")
         with Client(listen, options) as client:
-            os.kill(engine.pid("server-1"), signal.SIGKILL)
-            until(lambda: engine.exits(0.01), "the engine sees it")
+            os.kill(processes.pid("server-1"), signal.SIGKILL)
+            until(lambda: processes.exits(0.01), "the engine sees it")
             until(lambda: len(client.view.servers) == 1, "the others are told")
     lost = [each for each in read_events(folder.events) if each["kind"] == "lost"]
     assert [(each["name"], each["how"]) for each in lost] == [

@@ -11,7 +11,7 @@ import torch
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import RequestTimeout
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import asp, bsp
@@ -28,8 +28,8 @@ METHODS = {"sgd": {"lr": 0.1}, "adam": {"lr": 0.1}, "sum": {}}
 def test_rows_are_bitwise_those_of_pushes_from_ordinary_memory(tmp_path, replicas):
     """The values change as soon as each push is done: servers must not read them after that."""
     rules = {"asp": asp(), "bsp": bsp()}
-    with LocalEngine(RunFolder.create(tmp_path, "shared")) as engine:
-        scheduler = start_cluster(engine, 2, 1, replicas=replicas)
+    with Processes(RunFolder.create(tmp_path, "shared")) as processes:
+        scheduler = start_cluster(processes, 2, 1, replicas=replicas)
         with Client(scheduler, ClientOptions(rank=0)) as client:
             memories = {"shared": shared_zeros(ROWS), "ordinary": torch.zeros(ROWS)}
             names = [(method, rule) for method in METHODS for rule in rules]
@@ -51,7 +51,7 @@ def test_rows_are_bitwise_those_of_pushes_from_ordinary_memory(tmp_path, replica
                 found = [client.blocking.pull(f"{method}-{rule}-{each}") for each in memories]
                 assert found[0].equal(found[1]), (method, rule)
                 assert 0 < found[0].abs().max() < 1e6
-        engine.finish()
+        processes.finish()
 
 
 def test_what_a_timed_out_push_brings_is_what_was_pushed(tmp_path):
@@ -59,8 +59,8 @@ def test_what_a_timed_out_push_brings_is_what_was_pushed(tmp_path):
 
     The server is stopped when the first push comes, and waits for another worker with the second.
     """
-    with LocalEngine(RunFolder.create(tmp_path, "shared")) as engine:
-        scheduler = start_cluster(engine, 1, 2)
+    with Processes(RunFolder.create(tmp_path, "shared")) as processes:
+        scheduler = start_cluster(processes, 1, 2)
         with ThreadPoolExecutor(2) as threads:
             join = partial(Client, scheduler)
             one, other = threads.map(join, (ClientOptions(rank=0), ClientOptions(rank=1)))
@@ -70,11 +70,11 @@ def test_what_a_timed_out_push_brings_is_what_was_pushed(tmp_path):
                     more = {"access": Access("sum"), "merge": "sum", "consistency": rule}
                     client.create_table(TableSpec(name, ROWS, **more))
             values = shared_zeros(ROWS).fill_(1.0)
-            os.kill(engine.pid("server-0"), signal.SIGSTOP)
+            os.kill(processes.pid("server-0"), signal.SIGSTOP)
             with pytest.raises(RequestTimeout):
                 one.push("asp", values, timeout_s=0.1).wait()
             values.fill_(777.0)
-            os.kill(engine.pid("server-0"), signal.SIGCONT)
+            os.kill(processes.pid("server-0"), signal.SIGCONT)
             one.advance()
             values = shared_zeros(ROWS).fill_(2.0)
             late = one.push("bsp", values, timeout_s=0.5)
@@ -95,4 +95,4 @@ def test_what_a_timed_out_push_brings_is_what_was_pushed(tmp_path):
             other.advance().wait()
             again.wait()
             assert one.blocking.pull("bsp").unique().tolist() == [10.0]
-        engine.finish()
+        processes.finish()

@@ -12,7 +12,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import asp
 from shoal.tables.spec import TableSpec
@@ -43,21 +43,21 @@ def memory_of(pid: int) -> int:
 
 def test_a_server_holds_little_for_a_worker_that_was_stopped(tmp_path):
     folder = RunFolder.create(tmp_path, "run")
-    with LocalEngine(folder) as engine:
-        scheduler = start_cluster(engine, 1, 2)
+    with Processes(folder) as processes:
+        scheduler = start_cluster(processes, 1, 2)
         given = {"scheduler": scheduler, "folder": str(tmp_path)}
-        engine.start(Task("worker-1", "tests.real.test_slow_readers:ask_for_much", given))
+        processes.start(Task("worker-1", "tests.real.test_slow_readers:ask_for_much", given))
         with Client(scheduler, ClientOptions()) as client:
             client.create_table(TableSpec("w", ROWS, consistency=asp()))
             client.pull("w").wait()
-            server, end = engine.pid("server-0"), time.monotonic() + 20.0
+            server, end = processes.pid("server-0"), time.monotonic() + 20.0
             while not (tmp_path / "asked").exists():
                 assert time.monotonic() < end
             before = memory_of(server)
             for _ in range(10):  # rows that are lent to unsent answers are copied
                 client.push("w", torch.ones(ROWS)).wait()
             assert memory_of(server) - before < 300 << 20  # 960 MiB were asked for
-            os.kill(engine.pid("worker-1"), signal.SIGCONT)
+            os.kill(processes.pid("worker-1"), signal.SIGCONT)
             while not (tmp_path / "read").exists():
                 assert time.monotonic() < end + 40.0
-        engine.finish()
+        processes.finish()

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from shoal.apps.train.command import TrainApplication
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.reports.events import read_events
 from shoal.runs.ending import join_run
 from shoal.runs.job import from_mapping
@@ -51,18 +51,18 @@ def test_a_stopped_worker_changes_nothing(tmp_path):
         }
     )
     folder = RunFolder.create(tmp_path, "coded")
-    with LocalEngine(folder) as engine:
-        for task in tasks_of(TrainApplication(job, []), engine, time.time()):
-            engine.start(task)
+    with Processes(folder) as processes:
+        for task in tasks_of(TrainApplication(job, []), processes, time.time()):
+            processes.start(task)
         until(lambda: came_to(folder, 3) >= 10)
-        os.kill(engine.pid("worker-3"), signal.SIGSTOP)
+        os.kill(processes.pid("worker-3"), signal.SIGSTOP)
         seen = len(steps(folder, 3))
         last = 4 * -(-(1437 // 2) // 16)  # epochs of the batches of one block
         until(lambda: max(came_to(folder, 0), came_to(folder, 1)) >= last - 1)  # either is enough
         until(lambda: came_to(folder, 2) >= last - 1)  # alone in its group
         assert len(steps(folder, 3)) <= seen + 1
-        os.kill(engine.pid("worker-3"), signal.SIGCONT)
-        join_run(engine, job, "train")
+        os.kill(processes.pid("worker-3"), signal.SIGCONT)
+        join_run(processes, job, "train")
     plain = run_here(
         TrainApplication(from_mapping({**COMMON, "workers": 2, "out": str(tmp_path)}), [])
     )

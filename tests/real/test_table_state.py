@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 import shoal
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import InvalidValue
 from shoal.storage.run_folder import RunFolder
 from tests.real.texts import pattern
@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore:torch.distrib
 @pytest.fixture
 def clients(tmp_path):
     """Two workers, and a server."""
-    with LocalEngine(RunFolder.create(tmp_path, "run")) as engine:
-        address = start_cluster(engine, 1, 2)
+    with Processes(RunFolder.create(tmp_path, "run")) as processes:
+        address = start_cluster(processes, 1, 2)
         found = {}
 
         def join(rank):

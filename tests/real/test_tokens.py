@@ -14,7 +14,7 @@ from shoal.apps.why import explain
 from shoal.client.client import Client
 from shoal.client.connect import connect
 from shoal.client.options import ClientOptions
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import HandshakeRefused
 from shoal.node.strangers import MOST
 from shoal.runs.plan import cluster_of
@@ -29,15 +29,21 @@ pytestmark = pytest.mark.real
 
 
 @pytest.fixture
-def run(tmp_path):
-    """A run of one worker over TCP, and its folder."""
+def processes(tmp_path):
+    """A run of one worker over TCP."""
     folder = RunFolder.create(tmp_path, "run")
-    with LocalEngine(folder) as engine:
+    with Processes(folder) as processes:
         how = ScriptRun(workers=1, servers=1, transport="tcp")
-        for task in cluster_of(ScriptApplication(Path(__file__), [], how), engine, time.time()):
-            engine.start(task)
-        yield folder
+        for task in cluster_of(ScriptApplication(Path(__file__), [], how), processes, time.time()):
+            processes.start(task)
+        yield processes
     assert not folder.token.exists()
+
+
+@pytest.fixture
+def run(processes):
+    """Its folder."""
+    return processes.folder
 
 
 def test_a_stranger_on_this_machine_is_refused_by_a_server_that_listens_on_tcp(run):
@@ -65,11 +71,11 @@ def test_the_file_that_has_the_token_is_its_owners(run):
         pass
 
 
-def test_idle_connections_of_strangers_use_few_descriptors(run):
+def test_idle_connections_of_strangers_use_few_descriptors(run, processes):
     with connect(str(run.path)) as client, ExitStack() as strangers:
         client.create_table(TableSpec("w", 4, consistency=asp()))
         server = client.view.servers[0]
-        files = Path(f"/proc/{server.process}/fd")
+        files = Path(f"/proc/{processes.pid(server.name)}/fd")
         before = len(list(files.iterdir()))
         for _ in range(MOST + 300):
             endpoint = endpoint_of(server.address)

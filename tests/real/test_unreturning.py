@@ -7,7 +7,7 @@ import time
 import pytest
 
 from shoal.apps.train.command import TrainApplication
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.protocol.supervision import supervisor
 from shoal.reports.events import read_events
 from shoal.runs.ending import join_run
@@ -43,14 +43,14 @@ def test_a_run_ends_that_went_on_without_a_stopped_process(
     monkeypatch.setattr(supervisor, "LATE_S", 4.0)
     given = {"data": "digits", "workers": 3, "epochs": 20, "out": str(tmp_path), **options}
     job, folder = from_mapping(given), RunFolder.create(tmp_path, "stopped")
-    with LocalEngine(folder) as engine:
-        for task in tasks_of(TrainApplication(job, []), engine, time.time()):
+    with Processes(folder) as processes:
+        for task in tasks_of(TrainApplication(job, []), processes, time.time()):
             if task.name == "scheduler":
                 task.args["failure_timeout_s"] = 3.0
-            engine.start(task)
+            processes.start(task)
         until(lambda: len(steps(folder, 2)) >= 5)
-        os.kill(engine.pid(victim), signal.SIGSTOP)
-        join_run(engine, job, "train")
+        os.kill(processes.pid(victim), signal.SIGSTOP)
+        join_run(processes, job, "train")
     if told:
         assert told in caplog.text
     else:  # another takes its place, though it lives

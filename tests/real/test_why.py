@@ -16,7 +16,7 @@ from shoal.cli import main
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import DataMissing, JoinTimeout
 from shoal.reports.events import read_events
 from shoal.runs.job import from_mapping
@@ -34,8 +34,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 def run(tmp_path):
     """A run's folder, and two workers in this process; one of them has finished its clock."""
     folder = RunFolder.create(tmp_path, "run")
-    with LocalEngine(folder) as engine:
-        address = start_cluster(engine, 2, 2)
+    with Processes(folder) as processes:
+        address = start_cluster(processes, 2, 2)
         clients = []
         threads = [
             threading.Thread(target=lambda: clients.append(Client(address, ClientOptions())))

@@ -53,8 +53,8 @@ def test_checkpoints_of_a_cluster_by_hand_are_in_such_a_folder(tmp_path):
 
 @pytest.mark.real
 def test_a_cluster_here_has_private_folders():
-    engine = cluster_here(1, 1)
+    processes = cluster_here(1, 1)
     try:
-        assert mode(engine.folder.path) == mode(engine.sockets) == 0o700
+        assert mode(processes.folder.path) == mode(processes.private) == 0o700
     finally:
-        engine.stop()
+        processes.stop()

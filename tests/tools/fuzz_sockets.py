@@ -17,7 +17,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import BadMessage, ShoalError
 from shoal.protocol.limits import KEYS_MAX
 from shoal.protocol.machine import Discard
@@ -216,11 +216,11 @@ class Stranger:
 # ---------------------------------------------------------------------------- the cluster
 
 
-def memory_of(engine: LocalEngine) -> dict[str, int]:
+def memory_of(processes: Processes) -> dict[str, int]:
     """KiB of memory that each process has."""
     found = {}
-    for name in list(engine.running):
-        status = Path(f"/proc/{engine.pid(name)}/status").read_text()
+    for name in list(processes.running):
+        status = Path(f"/proc/{processes.pid(name)}/status").read_text()
         found[name] = int(status.split("VmRSS:")[1].split()[0])
     return found
 
@@ -232,18 +232,18 @@ def steps_of(folder: Path) -> int:
 
 def siege(folder: Path, frames: int, seed: int = 0) -> dict[str, object]:
     """Send that many frames to a cluster; what became of it."""
-    with LocalEngine(RunFolder.create(folder, "frames")) as engine:
-        scheduler = start_cluster(engine, 2, 1, token=TOKEN, replicas=2)
+    with Processes(RunFolder.create(folder, "frames")) as processes:
+        scheduler = start_cluster(processes, 2, 1, token=TOKEN, replicas=2)
         fields = {"scheduler": scheduler, "token": TOKEN, "folder": str(folder)}
-        engine.start(Task("worker-0", "tests.tools.fuzz_sockets:honest", fields))
-        names = sorted(engine.running)
+        processes.start(Task("worker-0", "tests.tools.fuzz_sockets:honest", fields))
+        names = sorted(processes.running)
         until = time.monotonic() + 60.0
         while steps_of(folder) < 20:
             assert time.monotonic() < until, "the honest worker does not get on"
             time.sleep(0.05)  # polls another process: there is no event to wait for
         stranger = Stranger(scheduler, seed)
         stranger.attack(max(frames // 20, 200))  # what grows at first, as in any run
-        before, began, steps = memory_of(engine), time.monotonic(), steps_of(folder)
+        before, began, steps = memory_of(processes), time.monotonic(), steps_of(folder)
         slowest, at = 0.0, time.monotonic()
         while stranger.sent < frames:
             stranger.attack(min(500, frames - stranger.sent))
@@ -254,12 +254,12 @@ def siege(folder: Path, frames: int, seed: int = 0) -> dict[str, object]:
         seconds = time.monotonic() - began
         last = steps_of(folder)
         time.sleep(1.0)  # the time over which the rate of steps is measured
-        after, ended = memory_of(engine), engine.exits(0.1)
-        logs = "".join(engine.folder.log(name).read_text() for name in names)
+        after, ended = memory_of(processes), processes.exits(0.1)
+        logs = "".join(processes.folder.log(name).read_text() for name in names)
         report = {
             "frames": stranger.sent,
             "seconds": round(seconds, 1),
-            "ended": [str(each) for each in ended] + sorted(set(names) - set(engine.running)),
+            "ended": [str(each) for each in ended] + sorted(set(names) - set(processes.running)),
             "growth_kib": {name: after[name] - before[name] for name in after},
             "steps_of_the_worker": last,
             "steps_after": steps_of(folder) - last,
@@ -268,5 +268,5 @@ def siege(folder: Path, frames: int, seed: int = 0) -> dict[str, object]:
             "net": [line for line in logs.splitlines() if "PeerFault x" in line][:5],
         }
         (folder / "over").touch()
-        engine.finish()
+        processes.finish()
     return report

@@ -24,7 +24,7 @@ from shoal.apps.train.command import TrainApplication
 from shoal.apps.train.worker import run_worker
 from shoal.cli import main as command
 from shoal.engines.base import Task
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.runs.application import Application
 from shoal.runs.options import RunOptions
 from shoal.runs.worker import WorkerTask
@@ -93,17 +93,17 @@ def traced_worker(**given: Any) -> None:
 @contextmanager
 def watched(path: Route) -> Iterator[None]:
     """Follow the options in this process until the first worker is started."""
-    start: Callable[[LocalEngine, Task], None] = LocalEngine.start
+    start: Callable[[Processes, Task], None] = Processes.start
 
-    def starting(engine: LocalEngine, task: Task) -> None:
+    def starting(processes: Processes, task: Task) -> None:
         if task.name == "worker-0":
             path.end(sys._getframe(1))
             path._note(path.chain, start.__code__.co_filename)
-        start(engine, task)
+        start(processes, task)
 
     entry = "tests.tools.run_path:traced_worker"
     with (
-        mock.patch.object(LocalEngine, "start", starting),
+        mock.patch.object(Processes, "start", starting),
         mock.patch.object(TrainApplication, "entry", entry),
     ):
         yield

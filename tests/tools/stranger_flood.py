@@ -25,7 +25,7 @@ import torch
 from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.protocol.messages.base import PROTOCOL_VERSION
 from shoal.protocol.messages.handshake import Hello
 from shoal.storage.run_folder import RunFolder
@@ -107,8 +107,8 @@ def exchanges(client: Client, until: float | subprocess.Popen[str]) -> list[floa
 
 def measure(folder: Path, connections: int, per_second: float, seconds: float) -> dict[str, object]:
     """Median step and small exchange before a flood and during it."""
-    with LocalEngine(RunFolder.create(folder, "flood")) as engine:
-        scheduler = start_cluster(engine, 2, 1, token=TOKEN)
+    with Processes(RunFolder.create(folder, "flood")) as processes:
+        scheduler = start_cluster(processes, 2, 1, token=TOKEN)
         client = Client(scheduler, ClientOptions(token=TOKEN))
         values = torch.ones(1 << 20)
         client.create_table(TableSpec("model", 1 << 20, consistency=bsp()))
@@ -117,7 +117,11 @@ def measure(folder: Path, connections: int, per_second: float, seconds: float) -
         before = steps(client, time.monotonic() + seconds, values)
         small_before = exchanges(client, time.monotonic() + seconds)
         names = ["scheduler", "server-0", "server-1"]
-        asked = [*(engine.address(name) for name in names), str(connections // 2), str(per_second)]
+        asked = [
+            *(processes.address(name) for name in names),
+            str(connections // 2),
+            str(per_second),
+        ]
         floods, during = [], []
         for small in (False, True):
             command = [sys.executable, "-m", "tests.tools.stranger_flood", "--flood", *asked]
@@ -125,9 +129,9 @@ def measure(folder: Path, connections: int, per_second: float, seconds: float) -
             took = exchanges(client, strangers) if small else steps(client, strangers, values)
             during.append(took)
             floods.append(json.loads(strangers.communicate()[0]))
-        ended = engine.exits(0.1)
+        ended = processes.exits(0.1)
         client.close()
-        engine.finish()
+        processes.finish()
     median = statistics.median
     return {
         "connections": connections,

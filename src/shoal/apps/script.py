@@ -15,11 +15,12 @@ import msgspec
 from rich.console import Console
 
 from shoal.apps.script_job import ScriptRun, check_script, check_settings, job_of
-from shoal.engines.base import Engine, Task
+from shoal.engines.base import Task
 from shoal.engines.environment import OF_OPTIMIZERS, ScriptEnvironment
 from shoal.engines.gathering import UNLIMITED_S
 from shoal.engines.options import WorkerRole
 from shoal.engines.output import Followed
+from shoal.engines.processes import Processes
 from shoal.errors import InvalidValue, UsageError
 from shoal.factories import anywhere, importable
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
@@ -81,14 +82,14 @@ class ScriptApplication(Application[ScriptRun]):
     def ledger_before(self, clock: int) -> LedgerRecord | None:
         return ledger_of(self.spec.resume, clock)
 
-    def worker_tasks(self, engine: Engine, started_at: float) -> list[Task]:
+    def worker_tasks(self, processes: Processes, started_at: float) -> list[Task]:
         how, threads = self.spec, threads_of(self.spec.workers)
         shared = how.shared_with(ScriptEnvironment)
         del shared["servers"]  # those that a script without a cluster starts
         told = ScriptEnvironment(
-            scheduler=engine.address("scheduler"),
-            token=engine.token,  # not another cluster's
-            run_dir=str(engine.folder.path.resolve()),
+            scheduler=processes.scheduler,
+            token=processes.token,  # not another cluster's
+            run_dir=str(processes.folder.path.resolve()),
             world_size=how.workers,
             init_timeout_s=UNLIMITED_S,
             resumed=resumed_from(how.resume, self.start.clock, self._steps),

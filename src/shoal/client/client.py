@@ -22,6 +22,7 @@ from shoal.collective.tensors import prepared
 from shoal.errors import RequestTimeout, ShoalError
 from shoal.node.driver import Driver
 from shoal.node.future import Future
+from shoal.node.launch import launch_id
 from shoal.protocol.machine import Note, Outcome
 from shoal.protocol.requests import (
     AbortRun,
@@ -104,7 +105,7 @@ class Client(Operations, WorkerFigures):
                 group_size=options.group_size,
                 namespace=options.prefix,
             ),
-            process=os.getpid(),
+            launch=launch_id(),
         )
         limits = WorkerOptions(options.sync_timeout_s, options.on_timeout)
         self._machine = machine = WorkerMachine(session, limits, Peers(session, limits))

@@ -1,14 +1,20 @@
-"""What an engine is, and the tasks that it starts as processes."""
+"""What an engine is: hosts for the processes of a run, and the tasks that they start as processes.
+
+    Engine     reserves hosts for the processes of a run, or refuses
+    Host       starts and signals processes on one machine, and reports how they end
+    Processes  a run's processes on the hosts of an engine: `engines/processes.py`, for all engines
+
+`shoal.testing.engines` has the laws that every engine obeys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
-from shoal.protocol.supervision.supervisor import LossPolicy
+from shoal.protocol.supervision.supervisor import Exit
 from shoal.storage.run_folder import RunFolder
 
 DENSE = (
@@ -25,8 +31,7 @@ class Task:
     """One process to start: "module:function" with keyword arguments that JSON can carry.
 
     preload:  the modules to import, and the functions to call ("module:function"), before the
-              fork; once for this process and all later ones
-    network:  the file of a network namespace; empty for the namespace of the engine
+              fork; once for a host and all of its later processes
     """
 
     name: str
@@ -35,45 +40,100 @@ class Task:
     preload: tuple[str, ...] = DENSE
     env: dict[str, str] = field(default_factory=dict)
     inherit_output: bool = False
-    network: str = ""
 
 
-class Engine(Protocol):
-    """Starts the processes of a run, and waits for them.
+@dataclass(frozen=True)
+class Started:
+    """A process runs; reported once more when it listens.
 
-    An engine tells a `Supervisor` which processes have ended and what the scheduler's events say of
-    them, and carries out its decisions: start one again, end one, report a death. The standard
-    error of a process is its log in the run's folder; its error is in a file beside it, as
-    `engines.launcher.run_entry` writes it. `LocalEngine` has processes of this machine.
-
-    Attributes:
-        folder: the run's folder, which all processes can reach.
-        sockets: a private folder for sockets and small files, as long as the engine lives.
-        token: the shared secret of the processes, if others can reach them; "" for none.
-        at_stop: the functions to call when all processes have ended.
+    pid:      its id on its host
+    address:  the address at which it listens; "" before it does
     """
 
+    name: str
+    launch: str
+    pid: int
+    address: str = ""
+
+
+class Host(ABC):
+    """Starts and signals processes on one machine.
+
+    The standard error of a process is its log in the host's folder; its error is in a file beside
+    it, as `engines.launcher.run_entry` writes it. All processes end with the host.
+
+    Attributes:
+        label: what fails as a whole, such as the machine's name.
+        folder: the run's folder on this host, in which its processes write.
+        private: a private folder for sockets and small files, as long as the host lives.
+    """
+
+    label: str
     folder: RunFolder
-    sockets: Path
-    token: str
-    at_stop: ExitStack
+    private: Any
 
+    @abstractmethod
     def address(self, name: str) -> str:
-        """Return the address on which a process of this run listens."""
+        """Return the address on which a process of that name is to listen here; port 0 for any."""
 
-    def start(self, task: Task) -> None:
-        """Start a process; one of its name has ended, or was never started."""
+    @abstractmethod
+    def start(self, task: Task) -> str:
+        """Start a process, and return its launch; one of its name has ended, or never started.
 
-    def join(self, tick: Callable[[], None], tick_s: float = ..., policy: LossPolicy = ...) -> None:
-        """Wait for every process; after a failure, end all processes and raise its cause.
-
-        tick:    the function to call every `tick_s`, for progress displays
-        policy:  the reaction to lost processes
+        A launch is an id, unique among all hosts, which the process says where it joins.
         """
 
+    @abstractmethod
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a process; do nothing if it has ended."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when there are reports."""
+
+    @abstractmethod
+    def reports(self) -> Sequence[Started | Exit]:
+        """Return what has happened since the last call; do not wait.
+
+        When the host is lost, it reports the ends of all processes that it had, as kills.
+        """
+
+    @abstractmethod
     def stop(self) -> None:
-        """End the processes that still run."""
+        """End all processes, and remove what they had for their time; may be called again."""
 
-    def __enter__(self) -> Engine: ...
 
-    def __exit__(self, *raised: object) -> None: ...
+class Reservation(ABC):
+    """The hosts of one run.
+
+    Attributes:
+        hosts: all of them.
+    """
+
+    hosts: Sequence[Host]
+
+    @abstractmethod
+    def host(self, name: str) -> Host:
+        """Return the host of a process, by the process's name."""
+
+
+class Engine(ABC):
+    """Reserves hosts for the processes of runs.
+
+    Attributes:
+        reports_ends: whether the scheduler is told of a process's end. Where hosts are to be lost
+            with their processes, as in tests, nobody is left to tell it.
+    """
+
+    reports_ends: ClassVar[bool] = True
+
+    @abstractmethod
+    def reserve(self, folder: RunFolder, names: Sequence[str] = ()) -> Reservation:
+        """Reserve hosts for a run, all or none.
+
+        folder:  the run's folder, of the process that calls this
+        names:   the names of the run's processes; others may be started beside them
+
+        Raises:
+            InvalidValue: there cannot be such hosts; the text says what is missing where
+        """

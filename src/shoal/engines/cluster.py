@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from shoal.engines.base import DENSE, Engine, Task
+from shoal.engines.base import DENSE, Task
 from shoal.engines.host_memory import table_memory
-from shoal.engines.local import LocalEngine
 from shoal.engines.options import SchedulerRole, ServerRole
+from shoal.engines.processes import Processes
 from shoal.storage.run_folder import RunFolder
 from shoal.storage.scratch import ScratchFolder
 
 
 def start_cluster(
-    engine: Engine,
+    processes: Processes,
     servers: int,
     workers: int,
     listen: str = "",
@@ -31,7 +31,7 @@ def start_cluster(
 ) -> str:
     """Start a scheduler and servers, and return the address of the scheduler.
 
-    token:   the token of the cluster, which is written to `engine.token`; a new one is made if
+    token:   the token of the cluster, which is written to `processes.token`; a new one is made if
              it is empty and `listen` or `server_listen` is given
     script:  the user's script and its arguments; servers import it for methods that they do not
              know
@@ -39,13 +39,16 @@ def start_cluster(
     memory:  the memory of each server for its tables
     policy:  further fields of `SchedulerRole`
     """
-    address = listen or engine.address("scheduler")
     if not token and (listen or server_listen):
         token = secrets.token_urlsafe(24)
-    engine.token = token
-    policy.setdefault("events", str(engine.folder.events))  # the scheduler's events about processes
+    processes.token = token = token or processes.token
+    policy.setdefault("events", str(processes.folder.events))  # what the supervisor goes by
     scheduler = SchedulerRole(
-        listen=address, servers=servers, workers=workers, token=token, **policy
+        listen=listen or processes.address("scheduler"),
+        servers=servers,
+        workers=workers,
+        token=token,
+        **policy,
     )
     server = ServerRole(
         listen=server_listen,
@@ -55,31 +58,34 @@ def start_cluster(
         script=tuple(script),
         out=out,
     )
-    for task in cluster_tasks(engine, scheduler, server):
-        engine.start(task)
-    return address
+    for task in cluster_tasks(processes, scheduler, server):
+        processes.start(task)
+    return processes.scheduler
 
 
 def cluster_tasks(
-    engine: Engine,
+    processes: Processes,
     scheduler: SchedulerRole,
     server: ServerRole,
     preload: tuple[str, ...] = DENSE,
-) -> list[Task]:
-    """Return the tasks of a scheduler and of its servers, each of which gets its own rank."""
-    ranks = range(scheduler.servers)
+) -> Iterator[Task]:
+    """Yield the tasks of a scheduler and of its servers, each of which gets its own rank.
+
+    Start each before the next is asked for: servers are told where the scheduler listens.
+    """
     if not server.memory:
         server = msgspec.structs.replace(server, memory=str(table_memory(scheduler.servers)))
-    servers = [server_task(engine, scheduler.listen, rank, server, preload) for rank in ranks]
     if scheduler.replicas > 1:  # the scheduler may be started again
-        state = str(engine.sockets / "scheduler.state")
+        state = str(processes.private / "scheduler.state")
         scheduler = msgspec.structs.replace(scheduler, state=state)
     entry = "shoal.engines.roles:run_scheduler"
-    return [Task("scheduler", entry, msgspec.to_builtins(scheduler), preload=()), *servers]
+    yield Task("scheduler", entry, msgspec.to_builtins(scheduler), preload=())
+    for rank in range(scheduler.servers):
+        yield server_task(processes, processes.scheduler, rank, server, preload)
 
 
 def server_task(
-    engine: Engine,
+    processes: Processes,
     scheduler: str,
     rank: int,
     role: ServerRole | None = None,
@@ -87,21 +93,21 @@ def server_task(
 ) -> Task:
     """Return the task of a server on this machine, which may join later."""
     role = role or ServerRole()
-    listen = role.listen or engine.address(f"server-{rank}")
+    listen = role.listen or processes.address(f"server-{rank}")
     role = msgspec.structs.replace(role, scheduler=scheduler, listen=listen, rank=rank)
     entry = "shoal.engines.roles:run_server"
     return Task(f"server-{rank}", entry, msgspec.to_builtins(role), preload)
 
 
-def cluster_here(servers: int, workers: int, **options: Any) -> LocalEngine:
-    """Start a scheduler and servers on this machine, and return their engine.
+def cluster_here(servers: int, workers: int, **options: Any) -> Processes:
+    """Start a scheduler and servers on this machine, and return their processes.
 
     options:  as for `start_cluster`
     """
     scratch = ScratchFolder("run")
     folder = RunFolder(scratch.path)
     (folder.path / "logs").mkdir()
-    engine = LocalEngine(folder)
-    engine.at_stop.callback(scratch.remove)
-    start_cluster(engine, servers, workers, **options)
-    return engine
+    processes = Processes(folder)
+    processes.at_stop.callback(scratch.remove)
+    start_cluster(processes, servers, workers, **options)
+    return processes

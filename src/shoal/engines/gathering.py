@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import os
 import re
 import signal
 from collections.abc import Callable, Mapping
@@ -41,19 +40,22 @@ class Gathering:
 
     def __init__(self, log_of: Callable[[str], Path]) -> None:
         self._log_of = log_of
-        self._joined: set[int] = set()
+        self._joined: set[str] = set()  # launches
         self._began: float | None = None
         self._say_at = 0.0
         self._asked: dict[str, int] = {}  # size of each log before its stack is written
 
-    def joined(self, pid: int) -> None:
+    def joined(self, launch: str) -> None:
         """Note that the scheduler has admitted a process."""
-        self._joined.add(pid)
+        self._joined.add(launch)
 
-    def look(self, living: Mapping[str, int], now: float) -> None:
+    def look(
+        self, living: Mapping[str, str], now: float, signal: Callable[[str, int], object]
+    ) -> None:
         """Log which processes have not joined, whenever a report is due.
 
-        living:  the pids of the processes by name; 0 for one that is being started
+        living:  the launches of the processes by name
+        signal:  the function that sends a signal to a process: (name, number)
         """
         if self._began is None:
             self._began, self._say_at = now, now + SAY_S
@@ -62,12 +64,11 @@ class Gathering:
         if now < self._say_at:
             return
         self._say_at = now + 2 * (now - self._began)
-        late = {n: pid for n, pid in living.items() if n != "scheduler" and pid not in self._joined}
-        for name, pid in late.items():
+        late = [n for n, at in living.items() if n != "scheduler" and at not in self._joined]
+        for name in late:
             with suppress(OSError):
                 self._asked[name] = self._log_of(name).stat().st_size
-                if _shows_stack(pid):
-                    os.kill(pid, STACK_SIGNAL)
+                signal(name, STACK_SIGNAL)
 
     def _say(self, seconds: float) -> None:
         places = {name: _place(self._log_of(name), size) for name, size in self._asked.items()}
@@ -76,7 +77,7 @@ class Gathering:
         log.warning("not in the run yet after %.0f s: %s", seconds, ", ".join(told))
 
 
-def _shows_stack(pid: int) -> bool:
+def shows_stack(pid: int) -> bool:
     """Return whether a process handles the signal, which would end it if it has run `exec`."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()

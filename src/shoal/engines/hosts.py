@@ -9,15 +9,13 @@ namespace of its own as well.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from shoal.engines.base import Task
-from shoal.engines.local import LocalEngine
+from shoal.engines.base import Engine, Reservation
+from shoal.engines.local import LocalHost, OneHost
 from shoal.errors import InvalidValue
 from shoal.storage.run_folder import RunFolder
 
@@ -126,22 +124,31 @@ def check_hosts(what: str) -> None:
         raise InvalidValue(f"{what} need {needed}")
 
 
-class HostsEngine(LocalEngine):
-    """Starts each process in a network namespace of its own."""
+class HostsEngine(Engine):
+    """Starts each process in a network namespace of its own; one launcher forks them all.
 
+    A host that is lost cannot report, so that the scheduler is told of no end: silence is detected.
+    """
+
+    reports_ends = False
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+
+    def reserve(self, folder: RunFolder, names: Sequence[str] = ()) -> Reservation:
+        return OneHost(_Launched(folder, self._hosts))
+
+
+class _Launched(LocalHost):
     def __init__(self, folder: RunFolder, hosts: Hosts) -> None:
         super().__init__(folder)
         self._hosts = hosts
-        self.token = secrets.token_urlsafe(24)  # every process of root can reach these addresses
 
     def address(self, name: str) -> str:
         return self._hosts.address(name)
 
-    def report_death(self, pid: int, orderly: bool = False) -> None:
-        """Report nothing: a lost host cannot report, and its silence has to be detected."""
-
-    def start(self, task: Task) -> None:
-        super().start(replace(task, network=self._hosts.namespace(task.name)))
+    def network(self, name: str) -> str:
+        return self._hosts.namespace(name)
 
 
 def _try(*words: str) -> subprocess.CompletedProcess[str]:

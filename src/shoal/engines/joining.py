@@ -19,7 +19,7 @@ from shoal.client.options import ClientOptions
 from shoal.client.places import scheduler_at, token_at
 from shoal.engines.cluster import cluster_here
 from shoal.engines.environment import ScriptEnvironment
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.engines.torchrun import gather
 from shoal.errors import InvalidValue
 from shoal.factories import importable, main_script, refuse_while_importing
@@ -113,12 +113,12 @@ def init(
     if count < 1:
         raise InvalidValue(f"init needs at least one server, not {count}")
     code: Any = {"imports": [importable(each) for each in imports], "script": main_script()}
-    engine: LocalEngine | None = None
+    processes: Processes | None = None
     if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
-        address, secret, engine, wish = gather(env, count, **code)
+        address, secret, processes, wish = gather(env, count, **code)
     elif not address:
-        engine = cluster_here(servers=count, workers=1, token=secret, **code)
-        address = engine.address("scheduler")
+        processes = cluster_here(servers=count, workers=1, token=secret, **code)
+        address = processes.scheduler
     options = ClientOptions(
         token=secret,
         rank=wish,
@@ -132,10 +132,12 @@ def init(
     )
     keep_memory()
     try:
-        client = Client(address, options, engine.check if engine is not None else lambda: None)
+        client = Client(
+            address, options, processes.check if processes is not None else lambda: None
+        )
     except BaseException:
-        if engine is not None:
-            engine.stop()
+        if processes is not None:
+            processes.stop()
         raise
     before = frozenset(spec.name for spec in client.view.tables) if client.clock else frozenset()
     context = Context(
@@ -151,8 +153,8 @@ def init(
         run_dir=_run_dir(scheduler, told, client.run),
         defaults=told.defaults,
     )
-    if engine is not None:
-        context.at_close(engine.finish)
+    if processes is not None:
+        context.at_close(processes.finish)
     set_current(context)
     atexit.register(context.close)
     return context

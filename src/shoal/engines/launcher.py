@@ -23,15 +23,18 @@ import signal
 import socket
 import sys
 import traceback
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
-from shoal.engines.gathering import show_stack_on_signal
+from shoal.engines.gathering import STACK_SIGNAL, show_stack_on_signal, shows_stack
+from shoal.node.launch import launched_as
 
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNET = 0x40000000
+ADDRESS_BYTES_MAX = 4096  # a pipe takes as much in one piece
 
 
 def die_with_parent() -> None:
@@ -50,31 +53,40 @@ def move_to(network: str) -> None:
         os.close(file)
 
 
+class Child(NamedTuple):
+    """A process that was forked.
+
+    pipe:  the end of the pipe from which its address may come
+    """
+
+    name: str
+    launch: str
+    pid: int
+    pidfd: int
+    pipe: int
+
+
 class Launcher:
-    """Forks on command, reports exits."""
+    """Forks and signals on command, reports starts, addresses and exits."""
 
     def __init__(self, commands: socket.socket, sockets: str, parent: int) -> None:
         self._commands = commands
         self._sockets = sockets
         self._pending = b""
         self._preloaded: set[str] = set()
-        self._children: dict[int, tuple[str, int]] = {}  # pidfd -> (name, pid)
+        self._children: set[Child] = set()
+        self._unheard: set[Child] = set()  # those that may still tell an address
         self._selector = selectors.DefaultSelector()
-        self._selector.register(commands, selectors.EVENT_READ)
+        self._selector.register(commands, selectors.EVENT_READ, self._read)
         self._parent = os.pidfd_open(parent)
-        self._selector.register(self._parent, selectors.EVENT_READ)
+        self._selector.register(self._parent, selectors.EVENT_READ, self._end)
 
     def run(self) -> None:
         signal.signal(signal.SIGTERM, lambda *_: self._end())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         while True:
             for key, _ in self._selector.select():
-                if key.fileobj is self._commands:
-                    self._read()
-                elif key.fd == self._parent:
-                    self._end()
-                else:
-                    self._reap(key.fd)
+                key.data()
 
     def _read(self) -> None:
         try:
@@ -86,6 +98,9 @@ class Launcher:
         *lines, self._pending = (self._pending + data).split(b"\n")
         for line in lines:
             command = json.loads(line)
+            if "signal" in command:
+                self._signal(command["name"], command["signal"])
+                continue
             for each in command.get("preload", ()):
                 self._preload(each)
             self._fork(command)
@@ -99,10 +114,13 @@ class Launcher:
                 importlib.import_module(name)
 
     def _fork(self, command: dict[str, Any]) -> None:
+        hears, tells = os.pipe()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
+                os.close(hears)
+                launched_as(command["launch"], tells)
                 self._become(command)
                 code = run_entry(command)
             except BaseException:
@@ -112,10 +130,14 @@ class Launcher:
                     for stream in filter(None, (sys.stdout, sys.stderr)):  # None: it was closed
                         stream.flush()
                 os._exit(code)
-        pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = (command["name"], pid)
-        self._selector.register(pidfd, selectors.EVENT_READ)
-        self._report({"started": command["name"], "pid": pid})
+        os.close(tells)
+        os.set_blocking(hears, False)  # forks of the process may keep the other end open
+        child = Child(command["name"], command["launch"], pid, os.pidfd_open(pid), hears)
+        self._children.add(child)
+        self._unheard.add(child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, partial(self._reap, child))
+        self._selector.register(child.pipe, selectors.EVENT_READ, partial(self._hear, child))
+        self._report(child)
 
     def _become(self, command: dict[str, Any]) -> None:
         """Set up the signals, files and environment of the child process."""
@@ -124,8 +146,11 @@ class Launcher:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         self._selector.close()
         self._commands.close()
-        for pidfd in (self._parent, *self._children):
-            os.close(pidfd)
+        for child in self._children:
+            os.close(child.pidfd)
+        for child in self._unheard:
+            os.close(child.pipe)
+        os.close(self._parent)
         log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         if not command.get("inherit_output"):
             os.dup2(log, 1)
@@ -139,25 +164,44 @@ class Launcher:
             move_to(command["network"])
         seed_anew()
 
-    def _reap(self, pidfd: int) -> None:
-        name, pid = self._children.pop(pidfd)
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
-        _, status = os.waitpid(pid, 0)
-        self._report({"exited": name, "pid": pid, "code": os.waitstatus_to_exitcode(status)})
+    def _signal(self, name: str, number: int) -> None:
+        for child in self._children:
+            if child.name == name and (number != STACK_SIGNAL or shows_stack(child.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(child.pidfd, number)
 
-    def _report(self, report: dict[str, Any]) -> None:
+    def _hear(self, child: Child) -> None:
+        """Report the address that a process tells, once."""
+        if child not in self._unheard:  # it has ended meanwhile
+            return
+        self._unheard.remove(child)
+        self._selector.unregister(child.pipe)
+        with contextlib.suppress(BlockingIOError):
+            if address := os.read(child.pipe, ADDRESS_BYTES_MAX):
+                self._report(child, address=address.decode())
+        os.close(child.pipe)
+
+    def _reap(self, child: Child) -> None:
+        self._hear(child)
+        self._children.remove(child)
+        self._selector.unregister(child.pidfd)
+        os.close(child.pidfd)
+        _, status = os.waitpid(child.pid, 0)
+        self._report(child, code=os.waitstatus_to_exitcode(status))
+
+    def _report(self, child: Child, **more: str | int) -> None:
+        report = {"name": child.name, "launch": child.launch, "pid": child.pid, **more}
         with contextlib.suppress(OSError):
             self._commands.sendall(json.dumps(report).encode() + b"\n")
 
     def _end(self) -> None:
         """Kill all children, remove the sockets and exit."""
-        for _, pid in self._children.values():
+        for child in self._children:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for _, pid in self._children.values():
+                os.kill(child.pid, signal.SIGKILL)
+        for child in self._children:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                os.waitpid(child.pid, 0)
         shutil.rmtree(self._sockets, ignore_errors=True)
         os._exit(0)
 

@@ -24,6 +24,7 @@ from shoal.engines.host_memory import table_memory
 from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.errors import DataCorrupt, LeftAlone
 from shoal.node.disk import Disk
+from shoal.node.launch import launch_id, listens_at
 from shoal.node.node import Node
 from shoal.ownership import PRIVATE
 from shoal.protocol.machine import Note
@@ -111,6 +112,7 @@ def run_scheduler(**given: Any) -> None:
     node = Node(machine, me, disk=disk, on_note=lambda each: _note_of_scheduler(each, log))
     try:
         address = node.listen(role.listen)
+        listens_at(address)
         scheduler_log.info("listening at %s", address)
         node.run()
         if journal is not None:
@@ -177,7 +179,7 @@ def run_server(**given: Any) -> None:
     memory = bytes_of(role.memory) if role.memory else table_memory()
     options = SessionOptions(join_timeout_s=role.init_timeout_s, memory=memory)
     host = role.host_label or socket.gethostname()
-    session = Session(name, "server", "", host, role.rank, options, process=os.getpid())
+    session = Session(name, "server", "", host, role.rank, options, launch=launch_id())
     log = _event_log(
         role.events, f"server-{role.rank}" if role.rank >= 0 else name, role.started_at
     )
@@ -203,7 +205,9 @@ def run_server(**given: Any) -> None:
     )
     signals = leaves_on_signals(node)
     try:
-        session.announce(advertised(node.listen(role.listen), role.advertise))
+        address = advertised(node.listen(role.listen), role.advertise)
+        listens_at(address)
+        session.announce(address)
         node.send_heartbeats(lambda: session.incarnation)
         node.run()
         if role.save:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -11,10 +10,10 @@ from ipaddress import ip_address
 from typing import Any
 
 from shoal.engines.cluster import cluster_here
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.engines.roles import own_address
 from shoal.errors import InvalidValue
-from shoal.transport.tcp import endpoint_of
+from shoal.transport.tcp import endpoint_of, tcp_address
 
 KEY = "shoal/scheduler"
 ELSEWHERE = "tcp://192.0.2.1:9"  # no host has it (RFC 5737): the default route leads there
@@ -22,10 +21,10 @@ ELSEWHERE = "tcp://192.0.2.1:9"  # no host has it (RFC 5737): the default route 
 
 def gather(
     env: Mapping[str, str], servers: int, imports: Sequence[str] = (), script: Sequence[str] = ()
-) -> tuple[str, str, LocalEngine | None, int]:
-    """Return (scheduler address, token, engine, rank).
+) -> tuple[str, str, Processes | None, int]:
+    """Return (scheduler address, token, processes, rank).
 
-    Rank 0 starts the cluster and gets its engine; other ranks get None.
+    Rank 0 starts the cluster and gets its processes; other ranks get None.
     """
     import torch.distributed as torch_distributed
 
@@ -48,13 +47,13 @@ def gather(
     address = token = server_listen = ""
     if int(env.get("LOCAL_WORLD_SIZE", "1")) != size:  # other hosts have to reach the cluster
         host = reachable(env)
-        address, server_listen = f"tcp://{host}:{_free_port(host)}", f"tcp://{host}:0"
+        address = server_listen = tcp_address(host, 0)
         token = secrets.token_urlsafe(24)
     reach: Any = {"listen": address, "server_listen": server_listen, "token": token}
-    engine = cluster_here(servers, size, imports=imports, script=script, **reach)
-    address = address or engine.address("scheduler")
+    processes = cluster_here(servers, size, imports=imports, script=script, **reach)
+    address = processes.scheduler
     store.set(KEY, f"{address} {token}")
-    return address, token, engine, rank
+    return address, token, processes, rank
 
 
 def reachable(env: Mapping[str, str]) -> str:
@@ -78,10 +77,3 @@ def reachable(env: Mapping[str, str]) -> str:
         f"no address of this host is known that other hosts can reach (MASTER_ADDR is "
         f"{env['MASTER_ADDR']}): set SHOAL_INTERFACE to the name of its network interface"
     )
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port

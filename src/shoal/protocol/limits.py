@@ -47,4 +47,5 @@ RankOrAny = Annotated[int, Meta(ge=-1, lt=1 << 16)]
 Seconds = Annotated[float, Meta(ge=0, le=float_info.max)]
 Finite = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
 Name = Annotated[str, Meta(max_length=1 << 10)]
+Launch = Annotated[str, Meta(max_length=64)]  # the id of one start of a process; "" if unknown
 Text = Annotated[str, Meta(max_length=1 << 22)]  # a reason

@@ -101,7 +101,7 @@ class Session:
         host: str = "",
         rank: int = -1,
         options: SessionOptions | None = None,
-        process: int = 0,
+        launch: str = "",
     ) -> None:
         self.me = me
         self.role: Role = role
@@ -117,7 +117,7 @@ class Session:
         self.group = self.options.group
         size = self.options.group_size if self.group else 0
         more = self.group, size, 0, self.options.memory
-        self._join = Join(me, role, address, host, rank, process, *more)
+        self._join = Join(me, role, address, host, rank, launch, *more)
         self._join_by = inf
         self._again_at = -inf  # the next join or heartbeat
         self.ends_by = inf  # set once this server has received and confirmed the end
@@ -146,9 +146,9 @@ class Session:
         return self._roles.get(node)
 
     @property
-    def process(self) -> int:
-        """The process id of this member on its host."""
-        return self._join.process
+    def launch(self) -> str:
+        """The id of the start of this member's process."""
+        return self._join.launch
 
     @property
     def heard_at(self) -> float:

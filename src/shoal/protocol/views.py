@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.keys import KeyRange, tiles
-from shoal.protocol.limits import NUMBER_MAX, PARTS_MAX, Name, Number, Rank, Text
+from shoal.protocol.limits import NUMBER_MAX, PARTS_MAX, Launch, Name, Number, Rank, Text
 from shoal.tables.spec import TableSpec
 
 NodeId = str
@@ -31,7 +31,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
         rank: the number within its role and group, from 0.
         incarnation: the number of this admission, unique in the run.
         done_clock: the clock below which all pushes of a dead worker are on all servers.
-        process: the process id on its host; 0 if no parent can report its end.
+        launch: the id of its process's start; "" if nobody can report its end.
         group: the worker group, which shares clocks, leases and barriers; "" is the first group.
         group_size: the number of workers that makes an attached group complete.
     """
@@ -45,7 +45,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     first_clock: Number = 0
     last_clock: Number = FOREVER
     done_clock: Number = FOREVER
-    process: Number = 0
+    launch: Launch = ""
     group: Name = ""
     group_size: Number = 0
 

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 from rich.console import Console
 
-from shoal.engines.base import DENSE, Engine, Task
+from shoal.engines.base import DENSE, Task
+from shoal.engines.processes import Processes
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.registry import unknown
 from shoal.runs.job_file import dump_job
@@ -136,24 +137,24 @@ class Application(ABC, Generic[Spec]):
         epochs: int = getattr(self.spec, "epochs", 0)
         return ledger_of(self.spec.resume, clock, epochs, needed=True)
 
-    def worker_tasks(self, engine: Engine, started_at: float) -> list[Task]:
+    def worker_tasks(self, processes: Processes, started_at: float) -> list[Task]:
         """Return the tasks of the run's workers."""
         task = WorkerTask(
             spec=msgspec.to_builtins(self.spec),
-            scheduler=engine.address("scheduler"),
-            token=engine.token,
-            folder=str(engine.folder.path.resolve()),
+            scheduler=processes.scheduler,
+            token=processes.token,
+            folder=str(processes.folder.path.resolve()),
             started_at=started_at,
             start_clock=self.start.clock,
             threads=threads_of(self.spec.workers),
-            inputs=self.worker_inputs(engine),
+            inputs=self.worker_inputs(processes),
         )
         return [
             Task(f"worker-{rank}", self.entry, {**msgspec.to_builtins(task), "rank": rank})
             for rank in range(self.spec.workers)
         ]
 
-    def worker_inputs(self, engine: Engine) -> dict[str, Any]:
+    def worker_inputs(self, processes: Processes) -> dict[str, Any]:
         """Return what workers need beside the options of the run."""
         return {}
 

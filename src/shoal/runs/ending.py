@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from shoal.engines.base import Engine
+from shoal.engines.processes import Processes
 from shoal.errors import DataMissing, ProcessDied, RangeLost, UsageError
 from shoal.factories import uninterrupted
 from shoal.runs.options import RunOptions
@@ -22,7 +22,7 @@ log = logging.getLogger("shoal")
 
 
 def join_run(
-    engine: Engine,
+    processes: Processes,
     run: RunOptions,
     command: str,
     words: str = "",
@@ -40,25 +40,25 @@ def join_run(
     tick:         the function that is called again and again, for progress displays
     start_clock:  the clock of the checkpoint that the run continues from
     """
-    folder = engine.folder
+    folder = processes.folder
     try:
-        engine.join(tick, policy=run.loss_policy)
+        processes.join(tick, policy=run.loss_policy)
         save_end(run, folder, start_clock)
         if said := without_checkpoint(run, folder):
             log.warning("%s", said)
     except RangeLost as lost:
-        engine.stop()
+        processes.stop()
         hint = "a run with --checkpoint-every can be resumed"
         if run.replicas == 1:
             hint = f"with --replicas 2 a run survives the loss of a server, and {hint}"
         hint = _how_to_resume(folder, command, run, words) or hint
         raise RangeLost(f"{lost.message}; {hint}") from None
     except ProcessDied as died:
-        engine.stop()
+        processes.stop()
         hint = _how_to_resume(folder, command, run, words)
         raise ProcessDied(f"{died.message}; {hint}" if hint else died.message) from None
     except KeyboardInterrupt as interrupt:
-        engine.stop()
+        processes.stop()
         hint = _how_to_resume(folder, command, run, words)
         raise type(interrupt)(*interrupt.args, *filter(None, [hint])) from None
 

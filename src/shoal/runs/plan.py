@@ -3,47 +3,51 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shoal.engines.base import Engine, Task
+from shoal.engines.base import Task
 from shoal.engines.cluster import cluster_tasks
 from shoal.engines.gathering import UNLIMITED_S
 from shoal.engines.options import SchedulerRole, ServerRole
+from shoal.engines.processes import Processes
 from shoal.runs.application import Application, Spec
 from shoal.storage.shard_files import SavedTables
 
 
 def tasks_of(
     application: Application[Spec],
-    engine: Engine,
+    processes: Processes,
     started_at: float,
     more_workers: int = 0,
-) -> list[Task]:
-    """Return the tasks of a run: its scheduler, its servers and its workers.
+) -> Iterator[Task]:
+    """Yield the tasks of a run: its scheduler, its servers and its workers.
+
+    Start each before the next is asked for: the others are told where the scheduler listens.
 
     more_workers:  the number of workers that the caller starts beside them
     """
-    cluster = cluster_of(application, engine, started_at, more_workers)
-    return cluster + application.worker_tasks(engine, started_at)
+    yield from cluster_of(application, processes, started_at, more_workers)
+    yield from application.worker_tasks(processes, started_at)
 
 
 def cluster_of(
     application: Application[Spec],
-    engine: Engine,
+    processes: Processes,
     started_at: float,
     more_workers: int = 0,
-) -> list[Task]:
-    """Return the tasks of a run's scheduler and servers.
+) -> Iterator[Task]:
+    """Yield the tasks of a run's scheduler and servers.
 
     Each gets the options of the run that it has by the same name. Over TCP they have a token,
     because other users of the machine can connect; a Unix socket is in a folder of this user.
     """
-    run, start, folder = application.spec, application.start, engine.folder
+    run, start, folder = application.spec, application.start, processes.folder
     if run.transport == "tcp":
-        engine.token = secrets.token_urlsafe(24)
+        processes.token = secrets.token_urlsafe(24)
     common: dict[str, Any] = {
-        "token": engine.token,
+        "token": processes.token,
         "events": str(folder.events),
         "started_at": started_at,
         "start_clock": start.clock,
@@ -63,7 +67,7 @@ def cluster_of(
         **run.shared_with(SchedulerRole),
         **run.policy,
         **common,
-        "listen": engine.address("scheduler"),
+        "listen": processes.address("scheduler"),
         "workers": run.workers + more_workers,
         "servers": run.servers if run.uses_servers else 0,
         "replicas": run.replicas if run.uses_servers else 1,
@@ -73,4 +77,4 @@ def cluster_of(
         "ledger": start.ledger,
     }
     roles = SchedulerRole(**scheduler), ServerRole(**server)
-    return cluster_tasks(engine, *roles, application.preload)
+    return cluster_tasks(processes, *roles, application.preload)

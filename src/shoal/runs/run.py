@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from shoal.engines.base import Engine
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.runs.application import Application, Spec
 from shoal.runs.ending import join_run
 from shoal.runs.plan import tasks_of
@@ -22,7 +21,7 @@ def run_here(
     application: Application[Spec],
     console: Console | None = None,
     started_at: float | None = None,
-    engine_of: Callable[[RunFolder], Engine] = LocalEngine,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """Run an application here, from its checks to its summary, and return the summary.
 
@@ -30,7 +29,7 @@ def run_here(
         application: what is run; its `spec` is completed.
         console: the console that shows progress; None for no progress.
         started_at: the `time.time()` at which the command began, for honest wall times.
-        engine_of: the function that makes the engine for the run's folder.
+        engine: the engine that has hosts for its processes; this machine, if not given.
 
     Raises:
         InvalidValue, UnknownName: options that contradict each other, or a wrong value.
@@ -49,12 +48,12 @@ def run_here(
     folder = RunFolder.create(Path(spec.out), title, started_at)
     application.set_up(folder)
     folder.write_job(application.job())
-    with engine_of(folder) as engine:
-        for task in tasks_of(application, engine, started_at):
-            engine.start(task)
+    with Processes(folder, engine) as processes:
+        for task in tasks_of(application, processes, started_at):
+            processes.start(task)
         with application.display(console, folder) as tick:
             how = application.command, application.resume_words()
-            join_run(engine, application.spec, *how, tick, application.start.clock)
+            join_run(processes, application.spec, *how, tick, application.start.clock)
     summary = application.summarise(folder, started_at)
     folder.write_summary(summary)
     return summary

@@ -106,7 +106,7 @@ class SimulatedCluster:
             self.guests[node] = None
             group, size = GUESTS, self._plan.guests
             options = replace(options, group=group, group_size=size, namespace=group)
-        session = Session(node, "worker", "", self._host(), options=options, process=self._started)
+        session = Session(node, "worker", "", self._host(), options=options, launch=self._launch)
         machine = WorkerMachine(session, WORKER)
         sim = self._world.add(node, machine, self._works[group].program(node, machine))
         self.heartbeats.begin(sim, session)
@@ -118,7 +118,7 @@ class SimulatedCluster:
             return None
         node = f"server-{self._servers_started}"
         self._servers_started += 1
-        session = Session(node, "server", "", self._host(), options=SESSION, process=self._started)
+        session = Session(node, "server", "", self._host(), options=SESSION, launch=self._launch)
         checkpoint_clocks = CheckpointClocks(self._plan.save_every)
         opened = partial(self._open, node)
         self.servers[node] = ServerMachine(
@@ -147,6 +147,10 @@ class SimulatedCluster:
     def _host(self) -> str:
         """Return the host of the next member, in turn; empty if the plan has no hosts."""
         return f"host-{self._started % self._plan.hosts}" if self._plan.hosts else ""
+
+    @property
+    def _launch(self) -> str:
+        return str(self._started)
 
     @property
     def _started(self) -> int:

@@ -254,12 +254,12 @@ class Scenario:
         for work in self.works.values():
             work.crashed(node)
         if self.plan.proves_death and isinstance(machine, ServerMachine | WorkerMachine):
-            process = machine.session.process
-            self.world.at(self.world.now, lambda: self._report_death(process))
+            launch = machine.session.launch
+            self.world.at(self.world.now, lambda: self._report_death(launch))
 
-    def _report_death(self, process: int) -> None:
-        reporter = Question(DeathReport("", process), (DeathReportSeen,), 1.0)
-        self.world.add(f"engine-{process}", reporter)
+    def _report_death(self, launch: str) -> None:
+        reporter = Question(DeathReport(launch), (DeathReportSeen,), 1.0)
+        self.world.add(f"engine-{launch}", reporter)
 
     def _on_event(self, sim: SimNode) -> None:
         if sim.alive and isinstance(sim.error, LeftAlone):

@@ -118,15 +118,15 @@ class SupervisedScenario:
         self.began = False
         self.finished: set[str] = set()  # the workers whose work is done, by name
         self.acknowledged: dict[tuple[str, int], None] = {}  # pushes, by worker and clock
-        self._pids = 0
+        self._launches = 0
         self._nodes: dict[str, NodeId] = {}  # of running processes, by name
-        self._pid_of: dict[NodeId, int] = {}
+        self._launch_of: dict[NodeId, str] = {}
         self._errors: dict[NodeId, ShoalError] = {}  # with which a script has ended
         self._status: dict[NodeId, int] = {}
-        self._reported: dict[NodeId, int] = {}  # the processes whose ends are being reported
+        self._reported: dict[NodeId, str] = {}  # the processes whose ends are being reported
         self._held: list[SupervisedFault] = []
         self._early = False  # whether a fault came before the run had begun
-        self._joined: set[int] = set()  # the processes that the scheduler knows
+        self._joined: set[str] = set()  # the processes that the scheduler knows
         self._unknown = False  # whether one that it does not know is stopped for good
         self.faults = self._draw(draws["faults"])
         world.on_note = self._on_note
@@ -156,17 +156,17 @@ class SupervisedScenario:
 
     def _start(self, name: str) -> None:
         """Start a process, as the launcher of an engine does."""
-        self.supervisor.starts(name, self.world.now)
+        self._launches += 1
+        launch = str(self._launches)
+        self.supervisor.starts(name, launch, self.world.now)
         at = self.world.now + FORK_S * self.world.draws["fork", name].random()
-        self.world.at(at, partial(self._begin, name))
+        self.world.at(at, partial(self._begin, name, launch))
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str, launch: str) -> None:
         if self.outcome:
             return
-        self._pids += 1
-        pid = self._pids
-        node = name if name == SCHEDULER else f"{name}.{pid}"
-        self._nodes[name], self._pid_of[node] = node, pid
+        node = name if name == SCHEDULER else f"{name}.{launch}"
+        self._nodes[name], self._launch_of[node] = node, launch
         role, _, rank = name.partition("-")
         machine: Machine
         program = None
@@ -174,14 +174,13 @@ class SupervisedScenario:
             before = self.world.nodes.get(node)
             machine = SchedulerMachine(self.options, before.disk.record if before else None)
         elif role == "server":
-            session = Session(node, "server", options=SESSION, process=pid)
+            session = Session(node, "server", options=SESSION, launch=launch)
             machine = ServerMachine(session, open_shard, REPLICATION)
         else:
-            session = Session(node, "worker", rank=int(rank), options=SESSION, process=pid)
+            session = Session(node, "worker", rank=int(rank), options=SESSION, launch=launch)
             machine = WorkerMachine(session, WORKER)
             program = self._program(name, node, machine)
         self.world.add(node, machine, program)
-        self.supervisor.started(name, pid)
 
     def _program(self, name: str, node: NodeId, machine: WorkerMachine) -> Program:
         """Push to the worker's own row at each clock, as long as the script does not fail."""
@@ -238,7 +237,7 @@ class SupervisedScenario:
         self._held.append(fault)
         self._early |= not self.began
         stays = lasts and fault.lasts_s == inf
-        self._unknown |= stays and self._pid_of[node] not in self._joined
+        self._unknown |= stays and self._launch_of[node] not in self._joined
         match fault.kind:
             case "kill":
                 self.world.crash(node)
@@ -275,13 +274,13 @@ class SupervisedScenario:
                 gone = self._exit(name, sim)
                 world.crash(node)  # its connections are closed
                 self._do(self.supervisor.ended(gone, now))
-        for node, pid in list(self._reported.items()):
+        for node, launch in list(self._reported.items()):
             reporter = world.nodes[node]
             if reporter.stopped:
                 del self._reported[node]
                 answer = getattr(reporter.machine, "answer", None)
                 if isinstance(answer, DeathReportSeen) and not answer.finished:
-                    self.supervisor.unfinished(pid, now)
+                    self.supervisor.unfinished(launch, now)
         self._do(self.supervisor.tick(now))
         if self.supervisor.over(now):
             self._over()
@@ -289,13 +288,13 @@ class SupervisedScenario:
         world.at(now + LOOK_S, self._look)
 
     def _exit(self, name: str, sim: SimNode) -> Exit:
-        node, pid = sim.node, self._pid_of[sim.node]
+        node, launch = sim.node, self._launch_of[sim.node]
         error = self._errors.get(node) or (sim.error if sim.stopped else None)
         if node in self._status:
-            return Exit(name, self._status[node], pid, error)
+            return Exit(name, self._status[node], launch, error)
         if not sim.alive:
-            return Exit(name, -9, pid)
-        return Exit(name, 1 if error is not None else 0, pid, error)
+            return Exit(name, -9, launch)
+        return Exit(name, 1 if error is not None else 0, launch, error)
 
     def _do(self, decisions: list[Decision]) -> None:
         for each in decisions:
@@ -307,11 +306,11 @@ class SupervisedScenario:
                     self.world.coverage["supervised kill of a dead member"] += 1
                     if name in self._nodes:
                         self.world.crash(self._nodes[name])
-                case Report(pid, orderly):
-                    reporter = f"engine-{pid}"
-                    question = Question(DeathReport("", pid, orderly), (DeathReportSeen,), REPORT_S)
+                case Report(launch, orderly):
+                    reporter = f"engine-{launch}"
+                    question = Question(DeathReport(launch, orderly), (DeathReportSeen,), REPORT_S)
                     self.world.add(reporter, question)
-                    self._reported[reporter] = pid
+                    self._reported[reporter] = launch
 
     def _on_note(self, node: NodeId, note: Note) -> None:
         """Read the scheduler's log, a little later."""
@@ -319,9 +318,9 @@ class SupervisedScenario:
             case ViewMade():
                 self.world.at(self._read_at(), self._begun)
             case MemberJoined():
-                self._joined.add(note.process)
-            case MemberLost(name, how, process):
-                self.world.at(self._read_at(), lambda: self._declared(name, process, how))
+                self._joined.add(note.launch)
+            case MemberLost(name, how, launch):
+                self.world.at(self._read_at(), lambda: self._declared(name, launch, how))
 
     def _read_at(self) -> float:
         """Return when the engine reads what is written to the log now."""
@@ -331,9 +330,9 @@ class SupervisedScenario:
         self.supervisor.begun()
         self.began = True
 
-    def _declared(self, name: str, pid: int, how: str) -> None:
+    def _declared(self, name: str, launch: str, how: str) -> None:
         if not self.outcome:
-            self.supervisor.declared_dead(name, pid, how, self.world.now)
+            self.supervisor.declared_dead(name, launch, how, self.world.now)
 
     def _over(self) -> None:
         """End all processes that still run, as an engine does, and set the outcome of the run."""

@@ -12,7 +12,7 @@ from shoal.protocol.machine import Note
 from shoal.protocol.views import NodeId
 
 NOTED = ("view", "closed", "released", "lost", "refused", "joined")
-OMITTED = ("node", "process", "whole", "servers", "workers", "group", "shards")  # fields of notes
+OMITTED = ("node", "launch", "whole", "servers", "workers", "group", "shards")  # fields of notes
 
 
 class Trace:

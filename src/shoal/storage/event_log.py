@@ -88,10 +88,10 @@ class _Named(Event):
 
 
 class _Lost(_Named):
-    """The loss of a member, recorded by the scheduler; `process` is its process on its host."""
+    """The loss of a member, recorded by the scheduler; `launch` is the start of its process."""
 
     how: str = ""
-    process: Count = 0
+    launch: str = ""
 
 
 class _Ending(Event):

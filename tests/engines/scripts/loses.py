@@ -5,18 +5,18 @@ import signal
 import sys
 
 import shoal
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 
-start = LocalEngine.start
+start = Processes.start
 
 
-def start_and_kill(engine, task):
-    start(engine, task)
+def start_and_kill(processes, task):
+    start(processes, task)
     if task.name == sys.argv[1]:
-        os.kill(engine.pid(task.name), signal.SIGKILL)
+        os.kill(processes.pid(task.name), signal.SIGKILL)
 
 
-LocalEngine.start = start_and_kill
+Processes.start = start_and_kill
 try:
     shoal.init()
 except shoal.errors.ProcessDied as error:

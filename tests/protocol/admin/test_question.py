@@ -19,7 +19,7 @@ from shoal.protocol.scheduler.notes import MemberLost
 CASES = [
     (CheckpointRequest(1), CheckpointPlanned(1, 40, 40, (("here", "/saved"),))),
     (CheckpointRequest(1), CheckpointRefused(1, "no worker")),
-    (DeathReport("here", 77), DeathReportSeen(77)),
+    (DeathReport("77"), DeathReportSeen("77")),
 ]
 
 
@@ -36,7 +36,7 @@ def test_a_question_is_repeated_until_it_is_answered(asked, answer):
 
 
 def test_a_question_ends_after_its_limit():
-    question = Question(DeathReport("here", 77), (DeathReportSeen,), limit_s=1.0)
+    question = Question(DeathReport("77"), (DeathReportSeen,), limit_s=1.0)
     question.handle(Ticked(), 5.0)
     assert question.handle(Ticked(), 6.0) == [Stop(None)]
     assert question.answer is None
@@ -47,52 +47,50 @@ def rig(rigs):
     """Its processes have the numbers 10 to 12."""
     rig = rigs.SchedulerRig(elastic=True)
     for number, name in enumerate(("server-0", "worker-0", "worker-1"), start=10):
-        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", launch=str(number)))
     rig.promise()
     return rig
 
 
 def test_a_reported_member_is_dead_at_once(rig):
-    rig.receive("engine", DeathReport("here", 12))
-    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12)}
+    rig.receive("engine", DeathReport("12"))
+    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen("12")}
     assert rig.notes(MemberLost) == [
-        MemberLost("worker-1", "its process has ended", process=12, node="worker-1")
+        MemberLost("worker-1", "its process has ended", launch="12", node="worker-1")
     ]
     rig.promise()
     assert rig.view.reason == "worker-1 left"
-    rig.receive("engine", DeathReport("here", 12))  # the answer was lost
+    rig.receive("engine", DeathReport("12"))  # the answer was lost
     assert rig.notes(MemberLost) == []
-    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12)}
+    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen("12")}
 
 
-@pytest.mark.parametrize(
-    "died", [DeathReport("here", 13), DeathReport("elsewhere", 12), DeathReport("here", 0)]
-)
+@pytest.mark.parametrize("died", [DeathReport("13"), DeathReport("")])
 def test_a_report_of_a_process_that_is_no_member_changes_nothing(rig, died):
     rig.receive("engine", died)
-    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(died.process)}
+    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(died.launch)}
     assert rig.notes(MemberLost) == []
 
 
 def test_a_report_of_a_finished_worker_changes_nothing(rig):
     rig.finish("worker-1")
-    rig.receive("engine", DeathReport("here", 12))
+    rig.receive("engine", DeathReport("12"))
     assert rig.notes(MemberLost) == []
 
 
 def test_a_report_of_the_last_replica_ends_the_run(rig):
-    rig.receive("engine", DeathReport("here", 10))
+    rig.receive("engine", DeathReport("10"))
     assert isinstance(rig.machine._shutdown._error, RangeLost)
     assert "its process has ended" in rig.machine._shutdown.reason
 
 
 def test_the_parent_of_a_process_is_told_whether_its_work_was_done(rig):
     """A process may have a connection that looks on, which nobody closes."""
-    asked = {"process": 12, "group": "eval", "group_size": 1}
+    asked = {"launch": "12", "group": "eval", "group_size": 1}
     rig.receive("guest-0", Join("guest-0", "worker", "", "here", **asked))
     rig.finish("worker-1")
-    rig.receive("engine", DeathReport("here", 12))
-    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(12, True)}
+    rig.receive("engine", DeathReport("12"))
+    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen("12", True)}
     assert [each.node for each in rig.notes(MemberLost)] == ["guest-0"]
-    rig.receive("engine", DeathReport("here", 11))
-    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen(11, False)}
+    rig.receive("engine", DeathReport("11"))
+    assert rig.told(DeathReportSeen) == {"engine": DeathReportSeen("11", False)}

@@ -200,9 +200,9 @@ def test_a_silent_sole_replica_that_is_heard_of_again_does_not_end_the_run(clust
 
 def test_a_sole_replica_whose_process_ended_ends_the_run_at_once(rigs):
     rig = rigs.SchedulerRig()
-    rig.receive("server-0", Join("server-0", "server", "", "here", process=77))
+    rig.receive("server-0", Join("server-0", "server", "", "here", launch="77"))
     rig.join("worker-0", "worker-1")
-    rig.receive("engine", DeathReport("here", 77))
+    rig.receive("engine", DeathReport("77"))
     assert "its process has ended" in rig.told(End)["worker-0"].error
 
 
@@ -241,12 +241,12 @@ def test_a_member_that_left_with_a_pending_view_is_not_looked_up_again(rigs):
 def test_the_death_of_the_last_server_ends_the_run_even_if_it_is_in_no_view(rigs):
     rig = rigs.SchedulerRig(elastic=True, workers=1)
     rig.join("server-0", "worker-0")
-    rig.receive("late", Join("late", "server", "", "here", process=8))  # in no view yet
+    rig.receive("late", Join("late", "server", "", "here", launch="8"))  # in no view yet
     members = rig.machine.members.by_id
-    members["server-0"] = replace(members["server-0"], process=7)
-    rig.receive("engine", DeathReport("here", 7))
+    members["server-0"] = replace(members["server-0"], launch="7")
+    rig.receive("engine", DeathReport("7"))
     assert not rig.machine.ended
-    rig.receive("engine", DeathReport("here", 8))
+    rig.receive("engine", DeathReport("8"))
     assert rig.machine.ended
 
 

@@ -189,9 +189,9 @@ def test_a_workers_loss_ends_the_run_or_not_as_the_option_says(rigs, option):
     """With "stop" others went on for a while, and wrote checkpoints without its data."""
     rig = rigs.SchedulerRig(on_worker_loss=option, elastic=option == "replace")
     for number, name in enumerate(("server-0", "worker-0", "worker-1"), 10):
-        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", launch=str(number)))
     rig.promise()
-    rig.receive("engine", DeathReport("here", 12))
+    rig.receive("engine", DeathReport("12"))
     assert rig.machine.ended == (option == "stop")
     if option == "stop":
         assert "worker-1 is lost (its process has ended)" in rig.told(End)["worker-0"].error
@@ -212,7 +212,7 @@ def test_a_guests_loss_does_not_stop_a_run(rigs):
     rig.join("server-0", "worker-0", "worker-1")
     rig.receive("guest-0", Join("guest-0", "worker", "", "here", 0, 77, "eval", 1))
     rig.promise()
-    rig.receive("engine", DeathReport("here", 77))
+    rig.receive("engine", DeathReport("77"))
     assert not rig.machine.ended
 
 

@@ -13,10 +13,10 @@ MEMBERS = ("server-0", "server-1", "worker-0", "worker-1")
 
 
 def make(rigs, workers, **more):
-    """A cluster in its first view; its processes have the numbers from 10 on."""
+    """A cluster in its first view; its processes have the launches from "10" on."""
     rig = rigs.SchedulerRig(servers=2, workers=workers, replicas=2, **more)
     for number, name in enumerate(MEMBERS[: 2 + workers], 10):
-        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", launch=str(number)))
     rig.promise()
     return rig
 
@@ -30,11 +30,11 @@ def last_worker_finishes(rigs):
 def last_worker_dies(rigs):
     rig = make(rigs, 2)
     rig.finish("worker-0")
-    return rig, "engine", DeathReport("here", 13), DeathReportSeen
+    return rig, "engine", DeathReport("13"), DeathReportSeen
 
 
 def all_workers_die(rigs):
-    return make(rigs, 1), "engine", DeathReport("here", 12), DeathReportSeen
+    return make(rigs, 1), "engine", DeathReport("12"), DeathReportSeen
 
 
 def a_worker_aborts(rigs):
@@ -43,8 +43,8 @@ def a_worker_aborts(rigs):
 
 def both_servers_die(rigs):
     rig = make(rigs, 2)
-    rig.receive("engine", DeathReport("here", 10))
-    return rig, "engine", DeathReport("here", 11), DeathReportSeen
+    rig.receive("engine", DeathReport("10"))
+    return rig, "engine", DeathReport("11"), DeathReportSeen
 
 
 CASES = [last_worker_finishes, last_worker_dies, all_workers_die, a_worker_aborts, both_servers_die]
@@ -78,7 +78,7 @@ def go_on(rig, dead):
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.__name__)
 def test_the_run_ends_whichever_record_is_the_last(rigs, case):
     rig, sender, message, answer = case(rigs)
-    dead = {MEMBERS[message.process - 10]} if isinstance(message, DeathReport) else set()
+    dead = {MEMBERS[int(message.launch) - 10]} if isinstance(message, DeathReport) else set()
     options = rig.machine.options
     for record, sent in cuts(rig, sender, message):
         again = rigs.SchedulerRig(

@@ -80,7 +80,7 @@ def test_rows_that_are_lost_after_the_last_worker_has_finished_end_the_run_with_
     """Seed 40626: it said "all workers have finished", and half of a table was gone."""
     rig = rigs.SchedulerRig(servers=2)
     for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), 10):
-        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", launch=str(number)))
     rig.promise()
     spec = TableSpec("w", 8, fragment_rows=4)
     rig.receive("worker-0", Declare(rig.incarnation("worker-0"), spec))
@@ -89,7 +89,7 @@ def test_rows_that_are_lost_after_the_last_worker_has_finished_end_the_run_with_
     rig.receive("server-0", RowsConfirmed(1, 1, VIEW))
     assert not rig.machine.ended
     if how == "exited":
-        rig.receive("engine", DeathReport("here", 11))
+        rig.receive("engine", DeathReport("11"))
     else:
         for second in range(1, 30):
             rig.at(second)
@@ -139,14 +139,14 @@ def test_a_server_that_has_ended_with_status_0_needs_no_farewell(rigs, orderly):
     """Its own confirmation was lost: its rows are written all the same."""
     rig = rigs.SchedulerRig(servers=1, sole_replica_timeout_s=5.0)
     for number, name in enumerate(("server-0", "worker-0", "worker-1"), 10):
-        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", launch=str(number)))
     rig.promise()
     rig.receive("worker-0", Declare(rig.incarnation("worker-0"), TableSpec("w", 8)))
     rig.promise()
     finish(rig, 2, 3)
     rig.receive("server-0", RowsConfirmed(1, 1, VIEW))
     assert rig.machine.ended
-    rig.receive("engine", DeathReport("here", 10, orderly))
+    rig.receive("engine", DeathReport("10", orderly))
     stops = []
     while not stops:
         rig.now += 0.1

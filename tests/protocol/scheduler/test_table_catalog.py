@@ -108,7 +108,7 @@ def rig(rigs):
 def joined(rigs, **options):
     rig = rigs.SchedulerRig(servers=2, replicas=2, pause_s=5.0, **options)
     for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), start=10):
-        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", launch=str(number)))
     rig.promise()
     return rig
 
@@ -160,9 +160,9 @@ def short(rig, rigs):
     """Three servers, one of which dies: its rows are to go to another."""
     rig.receive("worker-0", Declare(3, rigs.table()))
     rig.promise()
-    rig.receive("server-2", Join("server-2", "server", "", "here", process=20))
+    rig.receive("server-2", Join("server-2", "server", "", "here", launch="20"))
     rig.promise()
-    rig.receive("engine", DeathReport("here", 11))
+    rig.receive("engine", DeathReport("11"))
     rig.promise()
     return rig
 
@@ -188,14 +188,14 @@ def test_a_shard_that_a_view_has_placed_is_not_open_for_the_next_one(short, monk
     [asked] = [each for node, each in short.told(OpenShards).items() if node == "server-2"]
     rows = {(spec.name, each) for spec, ranges in asked.tables for each in ranges}
     openings = short.machine._views._openings
-    short.receive("engine", DeathReport("here", 13))  # of worker-1: a view is due at once
+    short.receive("engine", DeathReport("13"))  # of worker-1: a view is due at once
     short.open()
     assert {each[:2] for each in openings.opened} == rows
     with monkeypatch.context() as patch:
         patch.setattr(short, "adopt", lambda: None)
         short.promise()
     # the view after it is due at once
-    short.receive("server-3", Join("server-3", "server", "", "here", process=21))
+    short.receive("server-3", Join("server-3", "server", "", "here", launch="21"))
     short.adopt()
     placed = {each.rows for each in short.view.placements[0] if each.syncing_since}
     assert placed == {each for _, each in rows}
@@ -218,7 +218,7 @@ def anew(view):
 
 
 def test_rows_are_repaired_elsewhere_where_one_server_cannot_take_them(short):
-    short.receive("server-3", Join("server-3", "server", "", "here", process=21))
+    short.receive("server-3", Join("server-3", "server", "", "here", launch="21"))
     short.promise()
     views = short.machine._views
     views._openings._barred["w", "server-2"] = (100.0, "no memory")

@@ -27,11 +27,11 @@ def rig(rigs):
     """Two servers with two replicas, two workers, and a view that is offered: a worker left."""
     rig = rigs.SchedulerRig(elastic=True, servers=2, replicas=2)
     for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), start=10):
-        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", launch=str(number)))
     rig.promise()
     rig.receive("worker-0", Declare(3, rigs.table()))
     rig.promise()
-    rig.receive("engine", DeathReport("here", 13))
+    rig.receive("engine", DeathReport("13"))
     promise(rig)
     return rig
 
@@ -148,11 +148,11 @@ def test_a_view_of_an_earlier_scheduler_that_this_one_never_heard_of_counts(rig)
 def test_a_view_whose_servers_have_died_is_made_at_once(rigs):
     rig = rigs.SchedulerRig(elastic=True)  # there is no table
     for number, name in enumerate(("server-0", "worker-0", "worker-1"), start=10):
-        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", launch=str(number)))
     rig.promise()
-    rig.receive("server-1", Join("server-1", "server", "", "here", process=20))
+    rig.receive("server-1", Join("server-1", "server", "", "here", launch="20"))
     promise(rig)
-    rig.receive("engine", DeathReport("here", 10))
+    rig.receive("engine", DeathReport("10"))
     assert rig.view.number == 2
     assert {"server-1", "worker-0", "worker-1"} <= rig.told(NewView).keys()
 
@@ -160,11 +160,11 @@ def test_a_view_whose_servers_have_died_is_made_at_once(rigs):
 def test_a_worker_that_left_is_named_as_long_as_its_pushes_wait(rigs):
     rig = rigs.SchedulerRig(elastic=True)
     for number, name in enumerate(("server-0", "worker-0", "worker-1"), start=10):
-        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", launch=str(number)))
     rig.promise()
     rig.receive("worker-0", Declare(2, rigs.table(bsp())))
     rig.promise()
-    rig.receive("engine", DeathReport("here", 12))
+    rig.receive("engine", DeathReport("12"))
     departed = []
     for waits in (True, True, False):
         progress = (GroupProgress("", 1, waits=waits),)
@@ -173,7 +173,7 @@ def test_a_worker_that_left_is_named_as_long_as_its_pushes_wait(rigs):
         rig.adopt()
         departed.append([(each.id, each.last_clock) for each in rig.view.departed])
         name = f"worker-{1 + len(departed)}"
-        rig.receive(name, Join(name, "worker", "", "here", process=20 + len(departed)))
+        rig.receive(name, Join(name, "worker", "", "here", launch=f"2{len(departed)}"))
     assert departed == [[("worker-1", 4)], [("worker-1", 4)], []]
 
 
@@ -182,12 +182,12 @@ def moving(rigs):
     """All rows of server-0 have moved to server-1 in a view that is offered."""
     rig = rigs.SchedulerRig(elastic=True)
     for number, name in enumerate(("server-0", "server-1", "worker-0", "worker-1"), start=10):
-        rig.receive(name, Join(name, name.split("-")[0], "", "here", process=number))
+        rig.receive(name, Join(name, name.split("-")[0], "", "here", launch=str(number)))
         if rig.machine._views._proposal is not None:
             rig.promise()
     rig.receive("worker-0", Declare(3, rigs.table()))
     rig.promise()
-    rig.receive("worker-2", Join("worker-2", "worker", "", "here", process=14))
+    rig.receive("worker-2", Join("worker-2", "worker", "", "here", launch="14"))
     promise(rig)
     views = rig.machine._views
     moved = tuple(
@@ -200,14 +200,14 @@ def moving(rigs):
     return rig
 
 
-@pytest.mark.parametrize("process", [10, 11])
-def test_rows_that_are_in_one_of_the_two_views_are_not_lost_before_one_is_adopted(moving, process):
-    moving.receive("engine", DeathReport("here", process))
+@pytest.mark.parametrize("launch", ["10", "11"])
+def test_rows_that_are_in_one_of_the_two_views_are_not_lost_before_one_is_adopted(moving, launch):
+    moving.receive("engine", DeathReport(launch))
     assert moving.sent(End) == []
 
 
 def test_the_run_ends_when_the_view_is_dropped_that_had_the_rows(moving):
-    moving.receive("engine", DeathReport("here", 10))
+    moving.receive("engine", DeathReport("10"))
     moving.receive("server-1", ViewRefused(moving.machine._views.offered.id, moving.view.id))
     promise(moving)
     assert "server-0 died with the last replica of" in moving.sent(End)[0].error
@@ -229,7 +229,7 @@ def without_server_1(rig):
 
 def test_an_offered_view_whose_servers_have_died_is_dropped_where_another_has_the_rows(rig):
     without_server_1(rig)
-    rig.receive("engine", DeathReport("here", 10))
+    rig.receive("engine", DeathReport("10"))
     assert rig.sent(End) == rig.sent(NewView) == []
     assert rig.notes(ViewDropped)[0].view == (1, 3)
     assert rig.told(Freeze)["server-1"] == Freeze((1, 4), (1, 2))
@@ -243,6 +243,6 @@ def test_nobody_is_told_an_offered_view_that_was_lost_with_its_servers(rig):
     """Servers that thaw may have refused it."""
     alone = without_server_1(rig)
     rig.machine._views.view = replace(rig.view, placements=alone)
-    rig.receive("engine", DeathReport("here", 10))
+    rig.receive("engine", DeathReport("10"))
     assert rig.sent(NewView) == rig.notes(ViewMade) == []
     assert "with the last replica of w" in rig.sent(End)[0].error

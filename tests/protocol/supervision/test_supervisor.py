@@ -32,12 +32,12 @@ SILENT = "not heard of for 10.1 s"
 
 
 class Run:
-    """A supervised run of two servers and two workers, with the pids from 10 on."""
+    """A supervised run of two servers and two workers, with the launches from "10" on."""
 
     def __init__(self, on_worker_loss="stop", replicas=2, slow_workers="wait", begun=True):
         self.supervisor = Supervisor()
         self.supervisor.policy = loss_policy(2, replicas, 2, on_worker_loss, slow_workers)
-        self.pids = {}
+        self.launches = {}
         self.now = 0.0
         for name in NAMES:
             self.begin(name)
@@ -45,15 +45,15 @@ class Run:
             self.supervisor.begun()
 
     def begin(self, name):
-        self.supervisor.starts(name, self.now)
-        self.pids[name] = 10 + len(self.pids) if name not in self.pids else self.pids[name] + 100
-        self.supervisor.started(name, self.pids[name])
+        before = self.launches.get(name)
+        self.launches[name] = str(int(before) + 100 if before else 10 + len(self.launches))
+        self.supervisor.starts(name, self.launches[name], self.now)
 
     def end(self, name, code=0, error=None):
-        return self.supervisor.ended(Exit(name, code, self.pids[name], error), self.now)
+        return self.supervisor.ended(Exit(name, code, self.launches[name], error), self.now)
 
     def declare(self, name, how=SILENT):
-        self.supervisor.declared_dead(name, self.pids[name], how, self.now)
+        self.supervisor.declared_dead(name, self.launches[name], how, self.now)
 
     def tick(self, later=0.0):
         self.now += later
@@ -70,7 +70,7 @@ class Run:
 
 def leave(run, name, how):
     """A worker's process is gone, or as good as gone."""
-    pid = run.pids[name]
+    launch = run.launches[name]
     match how:
         case "killed":
             run.end(name, -9)
@@ -86,10 +86,10 @@ def leave(run, name, how):
             run.end(name, 1, DeclaredDead("view 1.4 is without this worker-1"))
         case "vanishes":
             run.end(name, 0)
-            run.supervisor.unfinished(pid, run.now)
+            run.supervisor.unfinished(launch, run.now)
         case "vanishes, by the log":
             run.end(name, 0)
-            run.supervisor.declared_dead(name, pid, "its process has ended", run.now)
+            run.supervisor.declared_dead(name, launch, "its process has ended", run.now)
 
 
 HOWS = ("killed", "fails", "status", "silent", "back", "vanishes", "vanishes, by the log")
@@ -175,7 +175,7 @@ def test_a_process_that_is_dead_to_the_run_may_write_its_error_before_it_is_kill
 
 def test_what_is_said_of_an_earlier_process_changes_nothing():
     run = Run("replace")
-    first = run.pids["worker-0"]
+    first = run.launches["worker-0"]
     run.end("worker-0", -9)
     assert run.tick() == [Start("worker-0")]
     run.begin("worker-0")
@@ -186,8 +186,8 @@ def test_what_is_said_of_an_earlier_process_changes_nothing():
 
 def test_the_scheduler_is_told_of_each_process_that_ends():
     run = Run("drop")
-    assert run.end("worker-0", 0) == [Report(run.pids["worker-0"], True)]
-    assert run.end("server-1", -9) == [Report(run.pids["server-1"])]
+    assert run.end("worker-0", 0) == [Report(run.launches["worker-0"], True)]
+    assert run.end("server-1", -9) == [Report(run.launches["server-1"])]
     run.end("scheduler", 0)
     assert run.end("worker-1", 0) == []
 
@@ -284,20 +284,20 @@ def test_processes_that_may_not_know_of_the_end_are_waited_for_a_while():
 def test_a_server_that_has_left_in_order_is_not_restarted_by_its_status():
     """The scheduler knows no member of that process any more, and has not lost one."""
     run = Run()
-    pid = run.pids["server-1"]
+    launch = run.launches["server-1"]
     run.end("server-1", 0)
-    run.supervisor.unfinished(pid, run.now)
+    run.supervisor.unfinished(launch, run.now)
     assert run.tick(1.0) == []
-    run.supervisor.declared_dead("server-1", pid, "its process has ended", run.now)
+    run.supervisor.declared_dead("server-1", launch, "its process has ended", run.now)
     assert run.tick(1.0) == [Start("server-1")]  # but one that vanished is
 
 
 def test_a_connection_that_looked_on_beside_a_worker_is_not_the_worker():
     """A process may be a member of several groups; the first one's is the run's worker."""
     run = Run("stop")
-    pid = run.pids["worker-1"]
+    launch = run.launches["worker-1"]
     run.end("worker-1", 0)
-    run.supervisor.declared_dead("eval/worker-0", pid, "its process has ended", run.now)
+    run.supervisor.declared_dead("eval/worker-0", launch, "its process has ended", run.now)
     assert not run.supervisor.failed
 
 
@@ -311,7 +311,7 @@ def test_a_worker_that_was_dropped_may_end_in_any_way(code, told_first):
         run.end("worker-1", code, Dropped("too slow") if code > 0 else None)
         if not told_first:
             run.declare("worker-1", "dropped")
-        run.supervisor.unfinished(run.pids["worker-1"], run.now)
+        run.supervisor.unfinished(run.launches["worker-1"], run.now)
         assert run.tick() == due
         assert not run.supervisor.failed
         assert not run.supervisor.lost
@@ -320,5 +320,45 @@ def test_a_worker_that_was_dropped_may_end_in_any_way(code, told_first):
 def test_a_silent_server_with_another_rank_than_its_name_is_ended():
     """It came before its predecessor counted as dead, and got the next free rank."""
     run = Run()
-    run.supervisor.declared_dead("server-2", run.pids["server-1"], SILENT, run.now)
+    run.supervisor.declared_dead("server-2", run.launches["server-1"], SILENT, run.now)
     assert run.tick(DEAD_S) == [Kill("server-1")]
+
+
+def lose_host(run, *names):
+    """All processes of a host are reported, as its `Host` does."""
+    for name in names:
+        how = "was lost with its host"
+        gone = Exit(name, -9, run.launches[name], how=how, host_lost=True)
+        run.supervisor.ended(gone, run.now)
+
+
+def test_a_run_goes_on_without_the_servers_of_a_lost_host_where_others_have_their_rows():
+    """However short their life was: nobody tries to start them there again."""
+    run = Run("drop")
+    lose_host(run, "server-1", "worker-1")
+    assert run.tick(1.0) == []
+    assert not run.supervisor.failed
+    assert run.supervisor.warnings() == [
+        "server-1 was lost with its host, and the run goes on without it",
+        "worker-1 is lost, and the run goes on without it: was lost with its host",
+    ]
+    for name in ("worker-0", "server-0", "scheduler"):
+        run.end(name)
+    assert run.over
+
+
+@pytest.mark.parametrize(
+    ("lost", "options"),
+    [
+        (["scheduler"], {}),
+        (["server-0"], {"replicas": 1}),
+        (["worker-0"], {"on_worker_loss": "replace"}),
+        (NAMES, {"on_worker_loss": "drop"}),
+    ],
+)
+def test_a_run_ends_with_a_host_that_had_what_it_cannot_go_on_without(lost, options):
+    run = Run(**options)
+    lose_host(run, *lost)
+    run.tick(KILLED_S)
+    assert run.over
+    assert f"{lost[0]} was lost with its host" in run.cause.message

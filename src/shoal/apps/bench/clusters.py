@@ -16,7 +16,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.node.memory import keep_memory
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import TableSpec
@@ -25,35 +25,35 @@ from shoal.tables.spec import TableSpec
 @contextmanager
 def one_worker(
     folder: RunFolder, table: TableSpec, servers: int = 1, **options: Any
-) -> Iterator[tuple[LocalEngine, Client]]:
+) -> Iterator[tuple[Processes, Client]]:
     """Start a cluster with a table, and join as its only worker.
 
     options:  as for `start_cluster`
     """
-    with LocalEngine(folder) as engine:
-        scheduler = start_cluster(engine, servers, 1, **options)
-        with Client(scheduler, ClientOptions(token=engine.token)) as client:
+    with Processes(folder) as processes:
+        scheduler = start_cluster(processes, servers, 1, **options)
+        with Client(scheduler, ClientOptions(token=processes.token)) as client:
             client.create_table(table)
-            yield engine, client
-        engine.finish()
+            yield processes, client
+        processes.finish()
 
 
 @contextmanager
 def first_of_two(
     folder: RunFolder, servers: int, partner: str, rounds: int
-) -> Iterator[tuple[LocalEngine, Client]]:
+) -> Iterator[tuple[Processes, Client]]:
     """Start a cluster and a process for rank 1, and join as rank 0; join a group of gloo, too.
 
     partner:  the entry of the other process, a function that uses `second_of_two`
     """
-    with LocalEngine(folder) as engine:
-        scheduler = start_cluster(engine, servers, 2)
-        rendezvous = f"file://{engine.sockets}/rendezvous"
+    with Processes(folder) as processes:
+        scheduler = start_cluster(processes, servers, 2)
+        rendezvous = f"file://{processes.private}/rendezvous"
         given = {"scheduler": scheduler, "rendezvous": rendezvous, "rounds": rounds}
-        engine.start(Task("partner", partner, given))
+        processes.start(Task("partner", partner, given))
         with Client(scheduler, ClientOptions(rank=0)) as client, gloo_group(0, rendezvous):
-            yield engine, client
-        engine.finish()
+            yield processes, client
+        processes.finish()
 
 
 @contextmanager

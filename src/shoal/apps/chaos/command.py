@@ -26,7 +26,7 @@ from shoal.apps.train.checks import check_job
 from shoal.apps.train.command import TrainApplication, summarise
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.engines.roles import BROKEN_HERE_S
 from shoal.errors import DataMissing, InvalidValue, RangeLost
 from shoal.protocol.scheduler.options import SchedulerOptions
@@ -92,14 +92,14 @@ def run_chaos(
     with ExitStack() as stack:
         links = any(each.what in NEEDS_ROOT for each in chosen)
         hosts = stack.enter_context(Hosts(_names(job))) if links else None
-        made = HostsEngine(folder, hosts) if hosts is not None else LocalEngine(folder)
-        engine, bar = stack.enter_context(made), Progress(console=console, transient=True)
-        stack.enter_context(bar)
+        engine = HostsEngine(hosts) if hosts is not None else None
+        processes = stack.enter_context(Processes(folder, engine))
+        bar = stack.enter_context(Progress(console=console, transient=True))
         lasting = sum(chosen[number % len(chosen)].seconds for number in range(faults))
         seconds = faults * SECONDS_A_FAULT + lasting
-        for task in _tasks(job, engine, data_dirs, started_at, write_log, seconds):
-            engine.start(task)
-        injector = FaultInjector(engine, job, chosen, faults, early, hosts)
+        for task in _tasks(job, processes, data_dirs, started_at, write_log, seconds):
+            processes.start(task)
+        injector = FaultInjector(processes, job, chosen, faults, early, hosts)
         shown = bar.add_task("faults", total=faults)
 
         def tick() -> None:
@@ -109,11 +109,11 @@ def run_chaos(
             bar.update(shown, completed=len(injector.injected))
 
         try:
-            engine.join(tick, tick_s=0.01, policy=job.loss_policy)
+            processes.join(tick, tick_s=0.01, policy=job.loss_policy)
         except RangeLost as lost:
             if not early:
                 raise
-            engine.stop()
+            processes.stop()
             return _resumed(job, folder, data_dirs, lost, injector.injected, undisturbed)
     write_tables(folder)
     summary = summarise(job, folder, started_at)
@@ -189,7 +189,7 @@ def _resumed(
 
 def _tasks(
     job: JobSpec,
-    engine: LocalEngine,
+    processes: Processes,
     data_dirs: Sequence[Path],
     started_at: float,
     write_log: Path,
@@ -197,7 +197,7 @@ def _tasks(
 ) -> Iterable[Task]:
     """Yield the job's tasks, with workers that log their writes, and with a prober."""
     where, token = str(write_log.resolve()), {"token": secrets.token_hex(16)}
-    for task in tasks_of(TrainApplication(job, data_dirs), engine, started_at, more_workers=1):
+    for task in tasks_of(TrainApplication(job, data_dirs), processes, started_at, more_workers=1):
         task = replace(task, args={**task.args, **token})
         if task.name.startswith("server"):  # a restarted server must not wait for its imports
             task = replace(task, preload=SPARSE)
@@ -209,7 +209,7 @@ def _tasks(
         "prober",
         "shoal.apps.chaos.processes:run_prober",
         {
-            "scheduler": engine.address("scheduler"),
+            "scheduler": processes.scheduler,
             "rank": job.workers,
             "write_log": where,
             "prefix": StrategyOptions().prefix,

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from shoal.engines.hosts import Hosts
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.errors import JoinTimeout
 from shoal.runs.job import JobSpec
 from shoal.simulation.faults.schedule import Fault
@@ -51,7 +51,7 @@ class FaultInjector:
 
     def __init__(
         self,
-        engine: LocalEngine,
+        processes: Processes,
         job: JobSpec,
         schedule: Sequence[Fault],
         faults: int,
@@ -60,7 +60,7 @@ class FaultInjector:
     ) -> None:
         self.injected: list[InjectedFault] = []
         self.over = False
-        self._engine = engine
+        self._processes = processes
         self._hosts = hosts
         self._sizes = {"servers": job.servers, "workers": job.workers + 1}
         self._schedule = schedule
@@ -72,7 +72,7 @@ class FaultInjector:
         self._undo: tuple[float, Callable[[], None]] | None = None  # when, and how
         self._servers = {f"server-{rank}" for rank in range(job.servers)}
         self._view: dict[str, Any] = {}
-        self._new_events = NewEvents(engine.folder.events)
+        self._new_events = NewEvents(processes.folder.events)
         self._step = 0  # of the fastest worker
         self._whole = False
 
@@ -110,16 +110,16 @@ class FaultInjector:
     @property
     def _is_whole(self) -> bool:
         """Whether all members and all replicas of all rows are there, and no process is missing."""
-        running = self._engine.running
+        running = self._processes.running
         return self._whole and all(running.values()) and self._servers <= running.keys()
 
     def _bring_back(self) -> None:
-        """Restart servers that have left in order; the engine restarts those that died."""
-        running = self._engine.running
+        """Restart servers that have left in order; the supervisor restarts those that died."""
+        running = self._processes.running
         if any(name.startswith("worker") for name in running):  # else the job is over
             for name in sorted(self._servers - running.keys()):
-                if not self._engine.restarts(name):
-                    self._engine.start_again(name)
+                if not self._processes.restarts(name):
+                    self._processes.start_again(name)
 
     def _unrecovered(self) -> str:
         last = self.injected[-1]
@@ -135,7 +135,7 @@ class FaultInjector:
 
     def _inject(self, fault: Fault) -> None:
         """Inject a fault; without a rank, into another process than the last fault, if possible."""
-        running = self._engine.running.items()
+        running = self._processes.running.items()
         names = sorted(name for name, pid in running if name.startswith(fault.role) and pid)
         last = self.injected[-1].name if self.injected else ""
         if fault.rank >= 0:
@@ -148,7 +148,7 @@ class FaultInjector:
         self.injected.append(InjectedFault(fault, name, time.time(), time.monotonic(), self._step))
         try:
             undo = self._do(fault, name)
-        except ProcessLookupError:  # it has ended by itself, and the engine is about to see that
+        except ProcessLookupError:  # it has ended by itself, as is seen in a moment
             self.injected.pop()
             return
         if undo is not None:
@@ -156,7 +156,7 @@ class FaultInjector:
 
     def _do(self, fault: Fault, name: str) -> Callable[[], None] | None:
         """Inject a fault into a process; return the function that undoes it, if there is one."""
-        pid, hosts = self._engine.running[name], self._hosts
+        pid, hosts = self._processes.running[name], self._hosts
         match fault.what:
             case "stop":
                 os.kill(pid, signal.SIGSTOP)
@@ -172,7 +172,7 @@ class FaultInjector:
                 os.kill(pid, signal.SIGTERM)
             case _:
                 self._whole = False
-                self._engine.running[name] = 0  # until its successor has started
+                self._processes.running[name] = 0  # until its successor has started
                 os.kill(pid, SIGNALS[fault.what])
                 if fault.what == "exit" and fault.role == "server":  # a second one ends it at once
                     time.sleep(HANDLED_S)
@@ -180,8 +180,8 @@ class FaultInjector:
         return None
 
     def _go_on(self, name: str, pid: int) -> None:
-        """Continue a stopped process, unless the engine has ended it after it was declared dead."""
-        if self._engine.running.get(name) == pid:
+        """Continue a stopped process, unless it was declared dead, and killed for that."""
+        if self._processes.running.get(name) == pid:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 

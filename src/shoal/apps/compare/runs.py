@@ -15,8 +15,8 @@ import msgspec
 from shoal.apps.compare.applications import application_of
 from shoal.apps.process_pool import process_pool
 from shoal.apps.train.simulated import measured_batch_s, simulate_job
+from shoal.engines.base import Engine
 from shoal.engines.hosts import Hosts, HostsEngine, check_hosts
-from shoal.engines.local import LocalEngine
 from shoal.errors import InvalidValue, ShoalError
 from shoal.runs.application import Application
 from shoal.runs.grid import Cell, Comparison
@@ -25,7 +25,6 @@ from shoal.runs.options import RunOptions
 from shoal.runs.run import run_here
 from shoal.runs.simulated_time import SimulatedTime
 from shoal.storage.comparison_folder import ComparisonFolder
-from shoal.storage.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -74,17 +73,17 @@ def on_processes(runs: Sequence[CellRun], data_dirs: Sequence[Path]) -> Generato
         error = ""
         try:
             with ExitStack() as stack:
-                application, engine_of = run.application(data_dirs), LocalEngine
+                application, engine = run.application(data_dirs), None
                 if run.cell.bandwidth:
-                    engine_of = _limited(stack, application.spec, run.cell.bandwidth)
-                run_here(application, engine_of=engine_of)
+                    engine = _limited(stack, application.spec, run.cell.bandwidth)
+                run_here(application, engine=engine)
         except ShoalError as failed:
             error = failed.message
         yield run.name, error
 
 
-def _limited(stack: ExitStack, job: RunOptions, bandwidth: float) -> Any:
-    """Set up hosts with links of the cell's bandwidth; return the function that makes an engine."""
+def _limited(stack: ExitStack, job: RunOptions, bandwidth: float) -> Engine:
+    """Set up hosts with links of the cell's bandwidth, and return their engine."""
     servers = job.servers if job.uses_servers else 0
     names = [
         "scheduler",
@@ -94,11 +93,7 @@ def _limited(stack: ExitStack, job: RunOptions, bandwidth: float) -> Any:
     hosts = stack.enter_context(Hosts(names))
     for name in names:
         hosts.slow(name, bandwidth)
-
-    def engine_of(folder: RunFolder) -> LocalEngine:
-        return HostsEngine(folder, hosts)
-
-    return engine_of
+    return HostsEngine(hosts)
 
 
 def check_limited(job: JobSpec) -> None:

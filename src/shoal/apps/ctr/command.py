@@ -25,7 +25,8 @@ from shoal.apps.ctr.shuffling import Labels, counted
 from shoal.apps.ctr.sources import Source, check_alike, check_trainable
 from shoal.apps.ctr.spec import APPLICATION, CtrSpec, job_text, spec_of
 from shoal.apps.result import RunResult
-from shoal.engines.base import SPARSE, Engine
+from shoal.engines.base import SPARSE
+from shoal.engines.processes import Processes
 from shoal.errors import InvalidValue
 from shoal.extras import require
 from shoal.reports.events import lost_members, read_events
@@ -177,16 +178,16 @@ class CtrApplication(Application[CtrSpec]):
     def shards_before(self, clock: int) -> str:
         return super().shards_before(clock) or self.spec.init
 
-    def worker_inputs(self, engine: Engine) -> dict[str, Any]:
+    def worker_inputs(self, processes: Processes) -> dict[str, Any]:
         """Read the rows once, where any worker may get the batches of another."""
         if self.spec.on_worker_loss != "reassign":
             return {}
-        rows = engine.folder.path / "rows"
-        engine.at_stop.callback(rmtree, rows, ignore_errors=True)
+        rows = processes.folder.path / "rows"
+        processes.at_stop.callback(rmtree, rows, ignore_errors=True)
         source, labels = Source(self.spec, self.spec.train), Labels()
         write_rows(rows, counted(source, labels))
         if source.keys:
-            write_seen(engine.folder.values(0), source.keys)
+            write_seen(processes.folder.values(0), source.keys)
         self._read = {
             "read": labels.rows,
             "clicks": labels.clicks,

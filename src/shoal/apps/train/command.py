@@ -14,7 +14,7 @@ from rich.console import Console
 from shoal import factories as imports
 from shoal.apps.result import RunResult
 from shoal.apps.train.checks import check_continued, check_inputs, check_job
-from shoal.engines.base import Engine
+from shoal.engines.processes import Processes
 from shoal.reports.events import lost_members, read_events, time_to, write_tables
 from shoal.reports.live import live, progress_console
 from shoal.runs.application import Application, Display
@@ -89,7 +89,7 @@ class TrainApplication(Application[JobSpec]):
             check_continued(self.spec, self.start.clock)
         self._notes = check_inputs(self.spec, self._data_dirs)
 
-    def worker_inputs(self, engine: Engine) -> dict[str, Any]:
+    def worker_inputs(self, processes: Processes) -> dict[str, Any]:
         return {"data_dirs": [str(each) for each in self._data_dirs]}
 
     def resume_words(self) -> str:

@@ -26,8 +26,9 @@ from shoal.apps.word2vec.vectors import (
     pairs_in,
     questions_in,
 )
-from shoal.engines.base import SPARSE, Engine
+from shoal.engines.base import SPARSE
 from shoal.engines.options import flag_of
+from shoal.engines.processes import Processes
 from shoal.errors import DataMissing, InvalidValue
 from shoal.extras import require
 from shoal.reports.events import lost_members, read_events
@@ -167,8 +168,8 @@ class WordsApplication(Application[WordsSpec]):
     def set_up(self, folder: RunFolder) -> None:
         write_whole(folder.path / VOCABULARY, "\n".join(self._corpus.words) + "\n")
 
-    def worker_inputs(self, engine: Engine) -> dict[str, Any]:
-        saved = engine.sockets / "corpus.npz"  # deleted with the run's sockets
+    def worker_inputs(self, processes: Processes) -> dict[str, Any]:
+        saved = processes.private / "corpus.npz"  # deleted with the run's sockets
         self._corpus.save(saved)
         return {"corpus": str(saved)}
 

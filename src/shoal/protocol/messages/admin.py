@@ -10,6 +10,7 @@ from msgspec import Meta
 from shoal.protocol.limits import (
     LONGEST_MAX,
     WAITS_MAX,
+    Launch,
     Name,
     Number,
     Seconds,
@@ -57,14 +58,14 @@ class StatusReply(Message, frozen=True):
 
 
 class DeathReport(Message, frozen=True):
-    """A process has exited, as its parent observed: it is dead without waiting for a time-out.
+    """A process has exited, as its host observed: it is dead without waiting for a time-out.
 
     Attributes:
+        launch: the id of its start, which its members' `Join` had.
         orderly: whether it has exited with status 0: a server has then written its rows.
     """
 
-    host: Name
-    process: Number
+    launch: Launch
     orderly: bool = False
 
 
@@ -77,7 +78,7 @@ class DeathReportSeen(Message, frozen=True):
 
     senders = ("scheduler",)
 
-    process: Number
+    launch: Launch
     finished: bool = False
 
 

@@ -11,6 +11,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.limits import (
     NUMBER_MAX,
     PARTS_MAX,
+    Launch,
     Name,
     Number,
     Rank,
@@ -37,6 +38,7 @@ class Join(Message, frozen=True):
     """Ask to become a member.
 
     Attributes:
+        launch: the id that its host gave to this start of its process; "" if nobody watches it.
         incarnation: the granted incarnation of a node without a view yet; else 0.
         memory: the bytes that a server has for tables; 0 if there is no limit.
     """
@@ -46,7 +48,7 @@ class Join(Message, frozen=True):
     address: Name
     host: Name
     rank: RankOrAny = -1  # requested; -1 for any
-    process: Number = 0  # process id on that host
+    launch: Launch = ""
     group: Name = ""  # the group of a worker
     group_size: Number = 0
     incarnation: Number = 0

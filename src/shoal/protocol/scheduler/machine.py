@@ -220,7 +220,7 @@ class SchedulerMachine:
             self.members.remove(node)
             self._stragglers.forget(member)
             self.ledgers.withdraw(member)
-            out.append(MemberLost(member.name, how, member.process, node))
+            out.append(MemberLost(member.name, how, member.launch, node))
             rows = self._views.bereaved(member)
             if error := end_of(member, rows, how, self.options.on_worker_loss):
                 self._end(error, now, out)
@@ -359,7 +359,7 @@ class SchedulerMachine:
                 return
             known = self.members.admit(sender, message)
             self._persist(out)
-            out.append(MemberJoined(known.name, known.process, sender))
+            out.append(MemberJoined(known.name, known.launch, sender))
         self.members.heard_of([sender], now)
         out.append(Send(sender, Joined(known.incarnation, known.rank, self._run)))
         if self.view is not None and self.view.member(sender) is not None:

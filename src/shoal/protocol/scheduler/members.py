@@ -70,7 +70,7 @@ class Members:
             self.next_incarnation,
             asked.address,
             asked.host,
-            process=asked.process,
+            launch=asked.launch,
             group=asked.group,
             group_size=asked.group_size,
         )
@@ -109,10 +109,9 @@ class Members:
                 self.finished.discard(member.id)
                 del self.by_id[member.id], self._finished_at[member.id]
 
-    def of(self, process: int, host: str) -> list[NodeId]:
-        """Return the members that run in a process of a host."""
-        here = [m for m in self.by_id.values() if m.process == process and m.host == host]
-        return [member.id for member in here if process]
+    def of(self, launch: str) -> list[NodeId]:
+        """Return the members that run in the process of a launch; none for an unknown one."""
+        return [each.id for each in self.by_id.values() if launch and each.launch == launch]
 
     def group(self, role: Role, name: str) -> list[Member]:
         """Return the members of a role and group, without finished ones of an attached group.

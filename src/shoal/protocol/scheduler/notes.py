@@ -13,7 +13,7 @@ class MemberJoined(Note, frozen=True, tag="joined"):
     """A member has joined."""
 
     name: str
-    process: int
+    launch: str
     node: NodeId
 
 
@@ -29,7 +29,7 @@ class MemberLost(Note, frozen=True, tag="lost"):
 
     name: str
     how: str
-    process: int
+    launch: str
     node: NodeId
 
 

@@ -56,8 +56,8 @@ class Tools:
                 out.append(Send(sender, self._status(now)))
             case CheckpointRequest():
                 self._views.save(sender, message, now, out)
-            case DeathReport(host, process, orderly):
-                dead = self._members.of(process, host)
+            case DeathReport(launch, orderly):
+                dead = self._members.of(launch)
                 for node in dead if orderly else ():  # its own confirmation may be lost
                     self._shutdown.confirmed(node)
                 at_work = [node for node in dead if node not in self._members.finished]
@@ -66,7 +66,7 @@ class Tools:
                 own = [node for node in dead if node in first] or dead
                 finished = bool(own) and set(own).isdisjoint(at_work)
                 self._lost(at_work, "its process has ended", now, out)
-                out.append(Send(sender, DeathReportSeen(process, finished)))
+                out.append(Send(sender, DeathReportSeen(launch, finished)))
             case ProcessHeartbeat():
                 self._members.process_lives(message, now, out)
 

@@ -9,7 +9,7 @@ member is decided in `protocol.scheduler.rows.losses`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 from signal import Signals
@@ -41,16 +41,19 @@ DEAD_S = 2.0  # for a process that is dead to the run to end by itself: it may b
 class Exit(msgspec.Struct, frozen=True):
     """A process has ended.
 
-    code:   the exit status, or minus the signal that killed it
-    error:  the error in its error file
-    how:    the way in which it ended, if the code does not tell
+    code:       the exit status, or minus the signal that killed it
+    launch:     the id of its start
+    error:      the error in its error file
+    how:        the way in which it ended, if the code does not tell
+    host_lost:  whether it ended with its host, on which it cannot be started again
     """
 
     name: str
     code: int
-    pid: int = 0
+    launch: str = ""
     error: ShoalError | None = None
     how: str = ""
+    host_lost: bool = False
 
 
 class LossPolicy(msgspec.Struct, frozen=True):
@@ -108,7 +111,7 @@ class Report(msgspec.Struct, frozen=True):
     orderly:  whether it has ended with status 0
     """
 
-    pid: int
+    launch: str
     orderly: bool = False
 
 
@@ -126,13 +129,13 @@ class Supervisor:
         self.policy = LossPolicy()
         self.failed: list[Exit] = []
         self.lost: list[Exit] = []
-        self._living: dict[str, int] = {}  # pid by name; 0 until it is known
+        self._living: dict[str, str] = {}  # launch by name
         self._restarts = Restarts()
         self._returned: Counter[str] = Counter()
-        self._declared: dict[int, str] = {}  # why a process is dead to the run, by pid
+        self._declared: dict[str, str] = {}  # why a process is dead to the run, by launch
         self._kill_at: dict[str, float] = {}
-        self._unproven: dict[int, Exit] = {}  # exits with status 0, by pid: work may be undone
-        self._too_slow: set[int] = set()  # pids of workers that were dropped for slowness
+        self._unproven: dict[str, Exit] = {}  # exits with status 0, by launch: work may be undone
+        self._too_slow: set[str] = set()  # launches of workers that were dropped for slowness
         self._gone_on_without: set[str] = set()
         self._give_up_at = inf
         self._begun = False
@@ -141,14 +144,15 @@ class Supervisor:
 
     # ------------------------------------------------------------------ what happens
 
-    def starts(self, name: str, now: float) -> None:
-        """Note that a process is being started."""
-        self._living[name] = 0
+    def starts(self, name: str, launch: str, now: float) -> None:
+        """Note that a process is being started, as a launch."""
+        self._living[name] = launch
         self._restarts.began(name, now)
 
-    def started(self, name: str, pid: int) -> None:
-        """Record the process id of a process that has started."""
-        self._living[name] = pid
+    @property
+    def living(self) -> Mapping[str, str]:
+        """The launches of the processes that have not ended, by name."""
+        return self._living
 
     def restarts(self, name: str) -> bool:
         """Return whether a process that has ended will be started again."""
@@ -162,60 +166,60 @@ class Supervisor:
         """Handle the end of a process; return a report for the scheduler, if it lives."""
         self._living.pop(each.name, None)
         self._kill_at.pop(each.name, None)
-        how = self._declared.pop(each.pid, "")
+        how = self._declared.pop(each.launch, "")
         if how:
             self._lose(msgspec.structs.replace(each, how=f"was declared dead ({how})"), now, True)
-        elif each.pid in self._too_slow or isinstance(each.error, Dropped):
+        elif each.launch in self._too_slow or isinstance(each.error, Dropped):
             self._return(each, now)
         elif each.code:
             self._ended_badly(each, now)
         elif each.name == "scheduler":
             self._ended_well = True
         else:
-            self._unproven[each.pid] = each
-        return [Report(each.pid, not each.code)] if "scheduler" in self._living else []
+            self._unproven[each.launch] = each
+        return [Report(each.launch, not each.code)] if "scheduler" in self._living else []
 
     def begun(self) -> None:
         """Note that the first view is made: before that, a run needs all its processes."""
         self._begun = True
 
-    def declared_dead(self, name: str, pid: int, how: str, now: float) -> None:
+    def declared_dead(self, name: str, launch: str, how: str, now: float) -> None:
         """Handle the report that the run goes on without a member whose process may live."""
-        name = self._own_name(name, pid)
+        name = self._own_name(name, launch)
         self._gone_on_without.add(name)
-        ended = self._unproven.get(pid)
+        ended = self._unproven.get(launch)
         if how == TOO_SLOW:  # the worker is told so, and ends at its next call, in any way
-            self._too_slow.add(pid)
+            self._too_slow.add(launch)
             if ended is not None:
-                self._return(self._unproven.pop(pid), now)
-        elif self._living.get(name) == pid:
-            self._declared[pid] = how
+                self._return(self._unproven.pop(launch), now)
+        elif self._living.get(name) == launch:
+            self._declared[launch] = how
             self._kill_at[name] = now + DEAD_S
         elif ended is not None and ended.name == name:
-            self._left_undone(pid, now)
+            self._left_undone(launch, now)
 
-    def _own_name(self, name: str, pid: int) -> str:
+    def _own_name(self, name: str, launch: str) -> str:
         """Return the name that this supervisor has for a member's process.
 
         A server that joined before its predecessor counted as dead has another rank than the one
         that it asked for.
         """
         role = name.partition("-")[0]
-        living = [own for own, at in self._living.items() if at == pid and own.startswith(role)]
+        living = [own for own, at in self._living.items() if at == launch and own.startswith(role)]
         return living[0] if len(living) == 1 else name
 
-    def unfinished(self, pid: int, now: float) -> None:
+    def unfinished(self, launch: str, now: float) -> None:
         """Handle the report that the members of an ended process had not finished their work.
 
         For a server this is no loss: it may have left the run in order.
         """
-        each = self._unproven.get(pid)
+        each = self._unproven.get(launch)
         if each is not None and each.name.startswith("worker"):
-            self._left_undone(pid, now)
+            self._left_undone(launch, now)
 
-    def _left_undone(self, pid: int, now: float) -> None:
+    def _left_undone(self, launch: str, now: float) -> None:
         how = "ended with status 0 before its work was done"
-        self._lose(msgspec.structs.replace(self._unproven.pop(pid), how=how), now, False)
+        self._lose(msgspec.structs.replace(self._unproven.pop(launch), how=how), now, False)
 
     def tick(self, now: float) -> list[Decision]:
         """Return the decisions that are due, and decide whether the run is to end."""
@@ -274,7 +278,7 @@ class Supervisor:
             self._note_loss(each)
             return
         again = each.name in self.policy.restarted
-        if not (again and (self._restart(each, blameless, now) or self._can_be_spared(each.name))):
+        if not (again and (self._restart(each, blameless, now) or self._can_be_spared(each))):
             self._fail(each, now)
 
     def _does_without(self, name: str) -> bool:
@@ -287,18 +291,24 @@ class Supervisor:
         self._warnings.append(f"{each.name} is lost, and the run goes on without it: {why}")
 
     def _restart(self, each: Exit, blameless: bool, now: float) -> bool:
-        """Plan to start a process again; return False if it has died too often lately."""
+        """Plan to start a process again; return False if it cannot be, or died too often lately."""
+        if each.host_lost:
+            return False
         if not blameless:
             why = each.error.message if each.error is not None else how_it_ended(each)
             self._warnings.append(f"{each.name} has failed, and is started again: {why}")
         return self._restarts.plan(each.name, blameless, now)
 
-    def _can_be_spared(self, name: str) -> bool:
-        """Return whether the run continues without a process that dies again and again.
+    def _can_be_spared(self, each: Exit) -> bool:
+        """Return whether the run continues without a process that is not started again.
 
         The scheduler ends the run if a server had the last replica of some rows.
         """
-        return name.startswith("server") and self._restarts.started_well(name)
+        if not each.name.startswith("server"):
+            return False
+        if each.host_lost:
+            self._warnings.append(f"{each.name} {each.how}, and the run goes on without it")
+        return each.host_lost or self._restarts.started_well(each.name)
 
     def _fail(self, each: Exit, now: float) -> None:
         self.failed.append(each)
@@ -331,9 +341,9 @@ class Supervisor:
         """Return the processes that live but were declared dead, and whose loss ends the run."""
         tolerated = self.policy.given_up | self.policy.restarted
         return [
-            Exit(name, 0, pid, None, f"was declared dead ({self._declared[pid]})")
-            for name, pid in self._living.items()
-            if pid in self._declared and name not in tolerated
+            Exit(name, 0, launch, None, f"was declared dead ({self._declared[launch]})")
+            for name, launch in self._living.items()
+            if launch in self._declared and name not in tolerated
         ]
 
     def cause(self, log_of: Callable[[str], Path]) -> ShoalError:

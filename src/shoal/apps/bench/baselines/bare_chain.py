@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from shoal.engines.base import Task
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 
 CHUNK, SLOTS = 1 << 18, 8  # float32 values (1 MiB); chunks in a ring
 TAKEN, DONE = b"t", b"d"  # a chunk was put or taken; the tail has added its half
@@ -55,13 +55,13 @@ class Ring:
 class BareChain:
     """The caller's side: `call` returns when both tails have added their half."""
 
-    def __init__(self, engine: LocalEngine, sources: list[Tensor]) -> None:
+    def __init__(self, processes: Processes, sources: list[Tensor]) -> None:
         self._sources = cycle([source.chunk(2) for source in sources])
         half = len(sources[0]) // 2
         memories = [os.memfd_create("shoal-bench") for _ in range(4)]
         for each in memories:
             os.ftruncate(each, 4 * CHUNK * SLOTS)
-        path = str(engine.sockets / "bare.sock")
+        path = str(processes.private / "bare.sock")
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(path)
             listener.listen(4)
@@ -70,7 +70,7 @@ class BareChain:
             for rank in range(2):
                 entry = "shoal.apps.bench.baselines.bare_chain:serve"
                 arguments = {"path": path, "half": half}
-                engine.start(Task(f"bare-{rank}", entry, arguments, ("torch",)))
+                processes.start(Task(f"bare-{rank}", entry, arguments, ("torch",)))
                 sock, _ = listener.accept()
                 self._rings.append(Ring(memories[rank], sock))
                 between.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shoal.engines.base import Task
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 
 
 class Echo:
@@ -21,7 +21,7 @@ class Echo:
 
     def __init__(
         self,
-        engine: LocalEngine,
+        processes: Processes,
         name: str,
         tcp: bool,
         nbytes: int,
@@ -31,7 +31,7 @@ class Echo:
         self._sent = _memory(nbytes)
         self._reply = _memory(reply)
         args = {"nbytes": nbytes, "reply": reply, "cores": sorted(cores)}
-        self._socket = _partner(engine, name, "echo", tcp, args)
+        self._socket = _partner(processes, name, "echo", tcp, args)
 
     def call(self) -> None:
         _send(self._socket, self._sent)
@@ -54,7 +54,7 @@ class HandOff:
     """Bytes that one process copies into shared memory and another one out, with one hand-off."""
 
     def __init__(
-        self, engine: LocalEngine, name: str, sources: list[memoryview], cores: set[int]
+        self, processes: Processes, name: str, sources: list[memoryview], cores: set[int]
     ) -> None:
         self._sources = sources
         self._at = 0
@@ -64,7 +64,7 @@ class HandOff:
         self._shared = memoryview(mmap.mmap(memory, size))
         self._byte = _memory(1)
         self._socket = _partner(
-            engine, name, "take_over", False, {"size": size, "cores": sorted(cores)}
+            processes, name, "take_over", False, {"size": size, "cores": sorted(cores)}
         )
         socket.send_fds(self._socket, [b"x"], [memory])
         os.close(memory)
@@ -98,16 +98,16 @@ def _memory(nbytes: int) -> memoryview:
 
 
 def _partner(
-    engine: LocalEngine, name: str, entry: str, tcp: bool, args: dict[str, Any]
+    processes: Processes, name: str, entry: str, tcp: bool, args: dict[str, Any]
 ) -> socket.socket:
     """Start the other side, and return the socket to it."""
     listener = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
-    path = str(engine.sockets / f"{name}.sock")
+    path = str(processes.private / f"{name}.sock")
     listener.bind(("127.0.0.1", 0) if tcp else path)
     listener.listen(1)
     address = list(listener.getsockname()) if tcp else path
     entry = f"shoal.apps.bench.baselines.ceilings:{entry}"
-    engine.start(Task(name, entry, {"address": address, **args}, preload=()))
+    processes.start(Task(name, entry, {"address": address, **args}, preload=()))
     connected, _ = listener.accept()
     if tcp:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 
 from shoal.engines.base import Task
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 
 SMALL = 64
 ASK = b"?" * 8  # how many answers have been sent; asked on a connection of its own
@@ -16,20 +16,22 @@ ASK = b"?" * 8  # how many answers have been sent; asked on a connection of its 
 class Crowd:
     """An echo server and its clients, each a process, as long as this is open."""
 
-    def __init__(self, engine: LocalEngine, name: str, clients: int) -> None:
-        path = str(engine.sockets / f"{name}.sock")
+    def __init__(self, processes: Processes, name: str, clients: int) -> None:
+        path = str(processes.private / f"{name}.sock")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path + ".ready")
         listener.listen(1)
         module = "shoal.apps.bench.baselines.crowd"
-        engine.start(Task(name, f"{module}:serve", {"path": path, "clients": clients}, preload=()))
+        processes.start(
+            Task(name, f"{module}:serve", {"path": path, "clients": clients}, preload=())
+        )
         self._socket, _ = listener.accept()  # it listens by now
         listener.close()
         for number in range(clients):
             client = Task(f"{name}-{number}", f"{module}:ask", {"path": path}, preload=())
-            engine.start(client)
+            processes.start(client)
         self._socket.recv(1)  # all clients are connected
-        self.pid = engine.pid(name)
+        self.pid = processes.pid(name)
 
     def answers(self) -> float:
         """Return the number of answers that were sent so far."""

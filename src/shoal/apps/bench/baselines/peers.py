@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoal.apps.bench.rows import Call
 from shoal.engines.base import Task
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 
 END, PUSH, PULL = 0, 1, 2
 LR = 1e-3
@@ -41,11 +41,11 @@ def gloo_group(rank: int, rendezvous: str) -> Iterator[None]:
 
 
 @contextmanager
-def gloo(engine: LocalEngine, buffers: Iterator[Tensor], out: Tensor) -> Iterator[Calls]:
+def gloo(processes: Processes, buffers: Iterator[Tensor], out: Tensor) -> Iterator[Calls]:
     """Push and pull with `send` and `recv` over gloo, which uses TCP."""
-    rendezvous = f"file://{engine.sockets}/peer-{out.numel()}"
+    rendezvous = f"file://{processes.private}/peer-{out.numel()}"
     entry = f"{__name__}:gloo_holder"
-    engine.start(Task("gloo", entry, {"rendezvous": rendezvous, "elements": out.numel()}))
+    processes.start(Task("gloo", entry, {"rendezvous": rendezvous, "elements": out.numel()}))
     what = [torch.tensor([each]) for each in (END, PUSH, PULL)]
     done = torch.zeros(1)
 

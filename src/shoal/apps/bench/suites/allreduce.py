@@ -31,11 +31,11 @@ COUNT = len(SIZES)
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     cores = os.sched_getaffinity(0)
     one = {min(cores)}
-    with first_of_two(folder, 0, f"{__name__}:partner", rounds) as (engine, client):
+    with first_of_two(folder, 0, f"{__name__}:partner", rounds) as (processes, client):
         for name, (nbytes, calls, warm_up) in SIZES.items():
             ours, theirs = measured(client, name, rounds)
             if nbytes < MIB:
-                bare = Echo(engine, "bare", False, nbytes, nbytes, cores - one or cores)
+                bare = Echo(processes, "bare", False, nbytes, nbytes, cores - one or cores)
                 [bound] = by_turns([(bare.call, one)], calls, rounds, warm_up)
                 bare.close()
             else:

@@ -44,10 +44,10 @@ def _row(folder: RunFolder, rounds: int, replicas: int, size: int) -> Row:
         for servers in (1, replicas):
             own = RunFolder.create(folder.path, f"{servers}-{size}")
             cluster = one_worker(own, table, servers, replicas=servers)
-            engine, client = stack.enter_context(cluster)
+            processes, client = stack.enter_context(cluster)
             calls.append(partial(push, client))
         if replicas == 2 and size > 1:
-            calls.append(stack.enter_context(closing(BareChain(engine, buffers))).call)
+            calls.append(stack.enter_context(closing(BareChain(processes, buffers))).call)
         sides = [(call, cores) for call in calls]
         alone, chained, *others = by_turns(sides, CALLS[size], rounds, warm_up=CALLS[size])
     row = throughput(f"push {size} MiB local, {replicas} replicas", size * MIB, chained, alone)

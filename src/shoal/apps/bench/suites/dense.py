@@ -43,7 +43,7 @@ from shoal.apps.bench.rows import (
     timed,
 )
 from shoal.client.client import Client
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import Access, TableSpec
@@ -109,10 +109,10 @@ def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> Iterator[Ro
     ours, theirs = [], []  # by round, then by side
     with (
         without_shortcut(),
-        one_worker(folder, table, server_listen=server) as (engine, client),
+        one_worker(folder, table, server_listen=server) as (processes, client),
         ExitStack() as partners,
     ):
-        bounds = _ceilings(engine, scheme, buffers, out, cores - one or cores, partners)
+        bounds = _ceilings(processes, scheme, buffers, out, cores - one or cores, partners)
         _measure(client, buffers, out, WARM_UP)
         for _ in range(rounds):
             ours.append(_measure(client, buffers, out, CALLS[size]))
@@ -120,7 +120,7 @@ def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> Iterator[Ro
                 bare = by_turns([(call, one) for call in bounds], CALLS[size], 1, warm_up=1)
             theirs.append([batch for [batch] in bare])
         source = cycle(buffers)
-        peer = gloo(engine, source, out) if scheme == "tcp" else ray_actor(source, out)
+        peer = gloo(processes, source, out) if scheme == "tcp" else ray_actor(source, out)
         with peer as calls:  # None where Ray is not installed
             peers = by_turns([(each, cores) for each in calls or ()], CALLS[size], rounds, WARM_UP)
     ceilings = list(zip(*theirs, strict=True))
@@ -146,7 +146,7 @@ def _measure(client: Client, buffers: list[torch.Tensor], out: torch.Tensor, cou
 
 
 def _ceilings(
-    engine: LocalEngine,
+    processes: Processes,
     scheme: str,
     buffers: list[torch.Tensor],
     out: torch.Tensor,
@@ -156,11 +156,11 @@ def _ceilings(
     """Return the calls of the ceilings: one for both rows, or one for each."""
     nbytes = out.nbytes
     if scheme == "tcp":
-        there = Echo(engine, "there", True, nbytes, 1, cores)
-        back = Echo(engine, "back", True, 1, nbytes, cores)
+        there = Echo(processes, "there", True, nbytes, 1, cores)
+        back = Echo(processes, "back", True, 1, nbytes, cores)
         return [partners.enter_context(closing(each)).call for each in (there, back)]
     if nbytes > MIB:
         source = cycle(buffers)
         return [lambda: out.copy_(next(source))]
     views = [buffer.view(torch.uint8).numpy().data for buffer in buffers]
-    return [partners.enter_context(closing(HandOff(engine, "hand-off", views, cores))).call]
+    return [partners.enter_context(closing(HandOff(processes, "hand-off", views, cores))).call]

@@ -36,9 +36,9 @@ COUNT = 2
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     batches = BATCHES if rounds >= LEAST_ROUNDS else FEW
-    with one_worker(folder, SPEC) as (engine, client):
+    with one_worker(folder, SPEC) as (processes, client):
         _waits(client, range(1))  # the first call loads code, which is no growth
-        server = engine.pid("server-0")
+        server = processes.pid("server-0")
         before = _resident(server)
         growing = _waits(client, range(1, batches))
         grown = _resident(server) - before

@@ -26,7 +26,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.consistency import asp, bsp
 from shoal.tables.init import Init
@@ -54,8 +54,8 @@ def rows(folder: RunFolder, rounds: int, values: int = VALUES) -> Iterator[Row]:
     large = TableSpec(
         "large", values // WIDTH, (WIDTH,), init=Init("normal", 0.0, 0.01), consistency=asp()
     )
-    with one_worker(folder, small, SERVERS, replicas=REPLICAS) as (engine, client):
-        pids = [engine.pid(f"server-{rank}") for rank in range(SERVERS)]
+    with one_worker(folder, small, SERVERS, replicas=REPLICAS) as (processes, client):
+        pids = [processes.pid(f"server-{rank}") for rank in range(SERVERS)]
         before = max(_peak_bytes(pid) for pid in pids)
         longest, seconds = _declared(client, large)
         most = max(_peak_bytes(pid) for pid in pids) - before
@@ -87,17 +87,17 @@ def _pulls_in_rounds(folder: RunFolder, small: TableSpec, values: int) -> dict[s
     rows = values // WIDTH
     large = TableSpec("large", rows, (WIDTH,), access=Access("adam"), consistency=bsp())
     update, model = torch.ones(rows, WIDTH), torch.empty(rows, WIDTH)
-    with LocalEngine(run) as engine:
-        scheduler = start_cluster(engine, SERVERS, 1, replicas=REPLICAS)
-        with Client(scheduler, ClientOptions(token=engine.token)) as client:
+    with Processes(run) as processes:
+        scheduler = start_cluster(processes, SERVERS, 1, replicas=REPLICAS)
+        with Client(scheduler, ClientOptions(token=processes.token)) as client:
             client.create_table(small)
             client.create_table(large)
-            given = {"scheduler": scheduler, "folder": str(run.path), "token": engine.token}
-            engine.start(Task("reader", f"{__name__}:read_small", given))
+            given = {"scheduler": scheduler, "folder": str(run.path), "token": processes.token}
+            processes.start(Task("reader", f"{__name__}:read_small", given))
             done = run.worker(0) / "result.json"
             while not done.exists():
                 client.push_pull("large", update, out=model, advance=True).wait()
-        engine.finish()
+        processes.finish()
     [told] = run.results(1, ("longest", "p99"))
     return told
 

@@ -12,7 +12,6 @@ most over even        the rows of the server with most rows, over an even share:
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections import Counter
@@ -50,16 +49,16 @@ def rows(folder: RunFolder, rounds: int, replicas: int = 1) -> Iterator[Row]:
         access=Access("sgd", {"lr": 1e-3}),
         fragment_rows=ROWS // (SERVERS * FRAGMENTS_EACH),
     )
-    with one_worker(folder, spec, SERVERS, replicas=replicas) as (engine, client):
+    with one_worker(folder, spec, SERVERS, replicas=replicas) as (processes, client):
         load = Load(client)
         load.go_on(AFTER_S)
         load.begin()
-        engine.start(server_task(engine, engine.address("scheduler"), SERVERS))
+        processes.start(server_task(processes, processes.scheduler, SERVERS))
         load.go_on(PATIENCE_S, lambda view: len(view.servers) == SERVERS + 1 and _whole(view))
         load.go_on(AFTER_S)
         joined, even = load.longest_low(), _most_over_even(client.view)
         load.begin()
-        os.kill(engine.pid("server-0"), signal.SIGTERM)
+        processes.signal("server-0", signal.SIGTERM)
         load.go_on(PATIENCE_S, lambda view: len(view.servers) == SERVERS and _whole(view))
         load.go_on(AFTER_S)
         left = load.longest_low()

@@ -23,7 +23,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.spec import TableSpec
 
@@ -46,11 +46,11 @@ def _row(folder: RunFolder, workers: int, rounds: int) -> Row:
     """Return a row, with a fresh cluster; its workers wait while the bare server is measured."""
     ours: list[Turn] = []
     bare: list[Turn] = []
-    with LocalEngine(folder) as engine:
-        scheduler = start_cluster(engine, 1, workers + 1)
+    with Processes(folder) as processes:
+        scheduler = start_cluster(processes, 1, workers + 1)
         for rank in range(1, workers + 1):
             args = {"scheduler": scheduler, "rank": rank, "turns": rounds}
-            engine.start(Task(f"worker-{rank}", f"{__name__}:work", args))
+            processes.start(Task(f"worker-{rank}", f"{__name__}:work", args))
         with Client(scheduler, ClientOptions(rank=0)) as client:
             client.create_table(BENCH)
             out, end = torch.zeros(BENCH.rows), torch.zeros(BENCH.rows)
@@ -60,12 +60,12 @@ def _row(folder: RunFolder, workers: int, rounds: int) -> Row:
                 return float(client.blocking.pull("bench", out=out)[PUSHED])
 
             for turn in range(rounds):
-                with closing(Crowd(engine, f"bare-{turn}", workers)) as crowd:
+                with closing(Crowd(processes, f"bare-{turn}", workers)) as crowd:
                     bare.append(_measure(crowd.answers, crowd.pid))
                 client.barrier(f"begin {turn}")
-                ours.append(_measure(pushed, engine.pid("server-0")))
+                ours.append(_measure(pushed, processes.pid("server-0")))
                 client.blocking.push("bench", end)
-        engine.finish()
+        processes.finish()
     rate, cpu = (median(each) for each in zip(*ours, strict=True))
     bound, least = (median(each) for each in zip(*bare, strict=True))
     name = f"{workers} worker{'s' if workers > 1 else ''}"

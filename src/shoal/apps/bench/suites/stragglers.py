@@ -29,7 +29,7 @@ from shoal.client.client import Client
 from shoal.client.options import ClientOptions
 from shoal.engines.base import Task
 from shoal.engines.cluster import start_cluster
-from shoal.engines.local import LocalEngine
+from shoal.engines.processes import Processes
 from shoal.engines.roles import configure_log
 from shoal.errors import Dropped
 from shoal.storage.run_folder import RunFolder
@@ -99,18 +99,18 @@ def _run(
     said:    the dictionary to fill with the answer of `shoal why` half-way
     """
     path = RunFolder.create(folder.path, "stragglers")
-    with LocalEngine(path) as engine:
-        start_cluster(engine, 1, WORKERS, slow_workers=slow_workers, slow_window_s=WINDOW_S)
+    with Processes(path) as processes:
+        start_cluster(processes, 1, WORKERS, slow_workers=slow_workers, slow_window_s=WINDOW_S)
         entry = f"{__name__}:run_worker"
         how = {
-            "scheduler": engine.address("scheduler"),
+            "scheduler": processes.scheduler,
             "folder": str(path.path.resolve()),
             "staleness": staleness,
             "steps": steps,
             "seconds": seconds,
         }
         for rank in range(WORKERS):
-            engine.start(Task(f"worker-{rank}", entry, {**how, "rank": rank}))
+            processes.start(Task(f"worker-{rank}", entry, {**how, "rank": rank}))
         begun = path.worker(0) / "begun"
 
         def tick() -> None:
@@ -119,7 +119,7 @@ def _run(
             if time.time() >= begun.stat().st_mtime + seconds / 2:
                 said.update(explain(str(path.path)))
 
-        engine.join(tick)
+        processes.join(tick)
     return path.results(WORKERS, ("steps", "seconds", "idle_s"))
 
 

@@ -50,8 +50,8 @@ ROUNDS = 7
 
 
 def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
-    with first_of_two(folder, 1, f"{__name__}:partner", rounds) as (engine, client):
-        others = [engine.pid(name) for name in ("scheduler", "server-0", "partner")]
+    with first_of_two(folder, 1, f"{__name__}:partner", rounds) as (processes, client):
+        others = [processes.pid(name) for name in ("scheduler", "server-0", "partner")]
         for size, (_, calls, _) in SIZES.items():
             time = ProcessorTime([os.getpid(), *others])
             sides, (alone, ddp, *ours) = measured(client, size, rounds, time.during)

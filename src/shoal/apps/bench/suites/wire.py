@@ -45,9 +45,9 @@ def _row(folder: RunFolder, scheme: str, what: str, rounds: int) -> Row:
     server = "tcp://127.0.0.1:0" if tcp else ""
     with (
         without_shortcut(),
-        one_worker(folder, table, server_listen=server) as (engine, client),
-        closing(Echo(engine, "echo-apart", tcp, nbytes, reply, cores - one or cores)) as apart,
-        closing(Echo(engine, "echo-together", tcp, nbytes, reply, one)) as together,
+        one_worker(folder, table, server_listen=server) as (processes, client),
+        closing(Echo(processes, "echo-apart", tcp, nbytes, reply, cores - one or cores)) as apart,
+        closing(Echo(processes, "echo-together", tcp, nbytes, reply, one)) as together,
     ):
         calls: dict[str, Call] = {
             "push_pull 64 B": lambda: client.blocking.push_pull("bench", values, out=out),

@@ -1,0 +1,37 @@
+"""The launch of this process: the id that a host gave to this start of it, and what it tells it.
+
+The process says it where it joins, and its host where it reports how the process has ended. Process
+ids would not do: they are used again, and are not unique among containers.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+_launch = ""
+_host = -1
+
+
+def launched_as(launch: str, host: int) -> None:
+    """Set the launch of this process; its forks have it too.
+
+    host:  the descriptor of a pipe to its host
+    """
+    global _launch, _host
+    _launch, _host = launch, host
+
+
+def launch_id() -> str:
+    """Return the launch of this process; "" if no host has started it."""
+    return _launch
+
+
+def listens_at(address: str) -> None:
+    """Tell the host at which address this process listens, once."""
+    global _host
+    if _host >= 0:
+        with suppress(OSError):  # the host is gone
+            os.write(_host, address.encode())
+        os.close(_host)
+        _host = -1

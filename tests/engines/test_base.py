@@ -20,8 +20,8 @@ no_namespaces = os.geteuid() != 0 or not shutil.which("tc")
 
 
 def lose(host):
-    """The launcher stands for the machine."""
-    os.kill(host._launcher.pid, signal.SIGKILL)
+    """The fork server stands for the machine."""
+    os.kill(host._fork_server.pid, signal.SIGKILL)
 
 
 @pytest.fixture

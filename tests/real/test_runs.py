@@ -257,7 +257,9 @@ def _pid_in_training(folder: Path, name: str, run: subprocess.Popen[str]) -> int
 
 def _assert_nothing_left(parent: int) -> None:
     left = subprocess.run(
-        ["pgrep", "-f", f"shoal.engines.launcher.*/shoal-{parent}-"], capture_output=True, text=True
+        ["pgrep", "-f", f"shoal.engines.fork_server.*/shoal-{parent}-"],
+        capture_output=True,
+        text=True,
     )
     assert left.stdout == ""
     assert not list(Path("/tmp").glob(f"shoal-{parent}-*"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.engines.launcher import move_to
+from shoal.engines.fork_server import move_to
 from shoal.errors import HandshakeFailed
 from shoal.testing.connections import CALLER, LISTENER, connected, meet
 from shoal.transport import shortcut

@@ -70,7 +70,7 @@ def _take_over(told: dict[str, Any], fds: list[int]) -> None:
     sys.path[:] = [*before, *sys.path[1:]]
     importlib.invalidate_caches()
     install()
-    from shoal.engines.launcher import seed_anew
+    from shoal.engines.fork_server import seed_anew
 
     seed_anew()
 
@@ -122,11 +122,11 @@ def _run_main(words: list[str]) -> None:
     if words[0] == "-m":
         sys.argv = ["-m", *words[2:]]
         sys.path.insert(0, str(Path.cwd()))
-        if words[1:2] == ["shoal.engines.launcher"]:  # its parent is the zygote
-            from shoal.engines.launcher import Launcher
+        if words[1:2] == ["shoal.engines.fork_server"]:  # its parent is the zygote
+            from shoal.engines.fork_server import ForkServer
 
             fileno, sockets, parent = words[2:]
-            Launcher(socket.socket(fileno=int(fileno)), sockets, int(parent)).run()
+            ForkServer(socket.socket(fileno=int(fileno)), sockets, int(parent)).run()
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
     elif words[0] == "-c":
         sys.argv = ["-c", *words[2:]]

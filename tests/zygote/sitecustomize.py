@@ -1,6 +1,6 @@
 """Python processes of tests are forked from a process that has imported torch.
 
-A command and a launcher import torch for each run, two seconds that most tests spend for nothing.
+A command and a fork server import torch for each run, two seconds that tests spend for nothing.
 Python imports this module at its start in the processes that tests start, where `subprocess.Popen`
 asks the zygote at `SHOAL_ZYGOTE` for a fork. Without that variable, after the tests, and for a
 process whose start is unusual (options of Python, another interpreter, variables that libraries

@@ -60,7 +60,7 @@ class Host(ABC):
     """Starts and signals processes on one machine.
 
     The standard error of a process is its log in the host's folder; its error is in a file beside
-    it, as `engines.launcher.run_entry` writes it. All processes end with the host.
+    it, as `engines.fork_server.run_entry` writes it. All processes end with the host.
 
     Attributes:
         label: what fails as a whole, such as the machine's name.

@@ -125,7 +125,7 @@ def check_hosts(what: str) -> None:
 
 
 class HostsEngine(Engine):
-    """Starts each process in a network namespace of its own; one launcher forks them all.
+    """Starts each process in a network namespace of its own; one fork server forks them all.
 
     A host that is lost cannot report, so that the scheduler is told of no end: silence is detected.
     """

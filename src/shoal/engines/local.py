@@ -1,4 +1,4 @@
-"""LocalEngine: this machine as the one host of a run; its processes are forked by a launcher."""
+"""LocalEngine: this machine as the one host of a run; a fork server forks its processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shoal.storage.run_folder import RunFolder
 from shoal.storage.scratch import ScratchFolder
 
 LAUNCH_BYTES = 8
-STOP_S = 3.0  # for the launcher to end its processes, before it is killed with them
+STOP_S = 3.0  # for the fork server to end its processes, before it is killed with them
 
 
 class ErrorFile(msgspec.Struct):
@@ -42,7 +42,7 @@ class ErrorFile(msgspec.Struct):
 
 
 class LocalHost(Host):
-    """A launcher on this machine, and the processes that it has forked.
+    """A fork server on this machine, and the processes that it has forked.
 
     folder:  the folder in which the processes write
     """
@@ -60,8 +60,8 @@ class LocalHost(Host):
         ours, theirs = socket.socketpair()
         self._commands = ours
         arguments = [str(theirs.fileno()), str(self.private), str(os.getpid())]
-        self._launcher = subprocess.Popen(
-            [sys.executable, "-m", "shoal.engines.launcher", *arguments],
+        self._fork_server = subprocess.Popen(
+            [sys.executable, "-m", "shoal.engines.fork_server", *arguments],
             pass_fds=(theirs.fileno(),),
             start_new_session=True,  # Ctrl-C reaches us alone; we end the others
             stdin=subprocess.DEVNULL,
@@ -77,7 +77,8 @@ class LocalHost(Host):
 
     def start(self, task: Task) -> str:
         if self._lost:
-            raise ProcessDied(f"{task.name} cannot be started: the launcher of its host has died")
+            how = "the fork server of its host has died"
+            raise ProcessDied(f"{task.name} cannot be started: {how}")
         launch = secrets.token_hex(LAUNCH_BYTES)
         error = self.folder.error(task.name)
         error.unlink(missing_ok=True)  # of an earlier process
@@ -112,7 +113,7 @@ class LocalHost(Host):
         return [self._report(**json.loads(line)) for line in lines]
 
     def _tell(self, command: dict[str, object]) -> None:
-        with suppress(OSError):  # the launcher has died, as `reports` says next
+        with suppress(OSError):  # the fork server has died, as `reports` says next
             self._commands.sendall(json.dumps(command).encode() + b"\n")
 
     def _report(
@@ -129,26 +130,26 @@ class LocalHost(Host):
         return reported(path) if code > 0 and path.exists() else None
 
     def _lose(self) -> list[Started | Exit]:
-        """Report that all processes have ended, with the launcher: they die with it."""
+        """Report that all processes have ended, with the fork server: they die with it."""
         self._lost = True
         self._commands.close()
         self._commands, self._quiet = socket.socketpair()  # of which nothing comes any more
         running, self._running = self._running, {}
-        how = "was lost with its host, whose launcher has died"
+        how = "was lost with its host, whose fork server has died"
         return [
             Exit(name, -signal.SIGKILL, launch, how=how, host_lost=True)
             for name, launch in running.items()
         ]
 
     def stop(self) -> None:
-        self._commands.close()  # the launcher then ends all processes
+        self._commands.close()  # the fork server then ends all processes
         if self._lost:
             self._quiet.close()
         try:
-            self._launcher.wait(timeout=STOP_S)
+            self._fork_server.wait(timeout=STOP_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self._launcher.pid, signal.SIGKILL)
-            self._launcher.wait()
+            os.killpg(self._fork_server.pid, signal.SIGKILL)
+            self._fork_server.wait()
         self._scratch.remove()
 
 

@@ -155,7 +155,7 @@ class SupervisedScenario:
     # ------------------------------------------------------------------ processes
 
     def _start(self, name: str) -> None:
-        """Start a process, as the launcher of an engine does."""
+        """Start a process, as the fork server of an engine does."""
         self._launches += 1
         launch = str(self._launches)
         self.supervisor.starts(name, launch, self.world.now)

@@ -1,13 +1,13 @@
-"""The launcher: a small process that forks the run's others.
+"""The fork server: a small process that forks the run's others.
 
 It imports their modules once (torch), then forks servers and workers, so that four start in the
 time of one. The scheduler needs no torch and is forked before. Commands and reports are JSON
 lines on a socket pair; nothing is unpickled. When the process that started it ends, it kills
 all of its children and removes the run's sockets.
 
-`PR_SET_PDEATHSIG` follows the thread that forked, not its process. The launcher has one thread, so
-its children ask for that signal. The launcher itself may be started by any thread of a user, so it
-watches a pidfd.
+`PR_SET_PDEATHSIG` follows the thread that forked, not its process. The fork server has one thread,
+so its children ask for that signal. It itself may be started by any thread of a user, so it watches
+a pidfd.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Child(NamedTuple):
     pipe: int
 
 
-class Launcher:
+class ForkServer:
     """Forks and signals on command, reports starts, addresses and exits."""
 
     def __init__(self, commands: socket.socket, sockets: str, parent: int) -> None:
@@ -254,7 +254,7 @@ def main() -> None:
     """Serve the process `parent`, the last argument."""
     fileno, sockets, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     if os.getppid() == parent:
-        Launcher(socket.socket(fileno=fileno), sockets, parent).run()
+        ForkServer(socket.socket(fileno=fileno), sockets, parent).run()
 
 
 if __name__ == "__main__":

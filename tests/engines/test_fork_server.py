@@ -15,13 +15,13 @@ pytestmark = pytest.mark.usefixtures("processes_are_those_of_users")
 PARENT = Path(__file__).parent / "scripts" / "parent.py"
 
 
-def launcher(tmp_path):
+def fork_server(tmp_path):
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(
         [
             sys.executable,
             "-m",
-            "shoal.engines.launcher",
+            "shoal.engines.fork_server",
             str(theirs.fileno()),
             str(tmp_path / "s"),
             str(os.getpid()),
@@ -54,12 +54,12 @@ def read_reports(sock, count):
     data = b""
     while data.count(b"\n") < count:
         data += (more := sock.recv(1 << 16))
-        assert more, "the launcher has died"
+        assert more, "the fork server has died"
     return [json.loads(line) for line in data.splitlines()]
 
 
-def test_a_launcher_reports_starts_and_exits_and_ends_with_its_commands(tmp_path):
-    ours, process = launcher(tmp_path)
+def test_a_fork_server_reports_starts_and_exits_and_ends_with_its_commands(tmp_path):
+    ours, process = fork_server(tmp_path)
     ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 5, "stop": 2}))
     started, exited = read_reports(ours, 2)
     assert started == {"name": "a", "launch": "launch of a", "pid": started["pid"]}
@@ -70,21 +70,21 @@ def test_a_launcher_reports_starts_and_exits_and_ends_with_its_commands(tmp_path
     assert process.returncode == 0
 
 
-def test_a_launcher_ends_quietly_if_nobody_reads_its_reports(tmp_path):
+def test_a_fork_server_ends_quietly_if_nobody_reads_its_reports(tmp_path):
     (tmp_path / "s").mkdir()
-    ours, process = launcher(tmp_path)
+    ours, process = fork_server(tmp_path)
     ours.sendall(command(tmp_path, "a", "shoal.keys:KeyRange", {"start": 0, "stop": 2}))
     ours.recv(1, socket.MSG_PEEK)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    ours.close()  # as a process does that is killed: the launcher's next read is reset
+    ours.close()  # as a process does that is killed: the fork server's next read is reset
     assert process.communicate(timeout=10)[1] == ""
     assert process.returncode == 0
     assert not (tmp_path / "s").exists()
 
 
-def test_a_launcher_outlives_the_thread_that_started_it(tmp_path):
+def test_a_fork_server_outlives_the_thread_that_started_it(tmp_path):
     started = []
-    thread = Thread(target=lambda: started.append(launcher(tmp_path)))
+    thread = Thread(target=lambda: started.append(fork_server(tmp_path)))
     thread.start()
     thread.join()
     [(ours, process)] = started
@@ -96,7 +96,7 @@ def test_a_launcher_outlives_the_thread_that_started_it(tmp_path):
     assert process.returncode == 0
 
 
-def test_a_launcher_ends_with_its_parent_though_others_hold_its_commands(tmp_path):
+def test_a_fork_server_ends_with_its_parent_though_others_hold_its_commands(tmp_path):
     """As processes do that the parent has forked."""
     (tmp_path / "s").mkdir()
     ours, theirs = socket.socketpair()
@@ -112,7 +112,7 @@ def test_a_launcher_ends_with_its_parent_though_others_hold_its_commands(tmp_pat
         assert read_reports(ours, 2)
         parent.kill()
     ours.settimeout(10)
-    assert ours.recv(1) == b""  # the launcher's end of it is closed
+    assert ours.recv(1) == b""  # the fork server's end of it is closed
     ours.close()
     assert not (tmp_path / "s").exists()
 

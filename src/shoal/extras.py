@@ -1,7 +1,8 @@
 """Packages of the extras of `pip install`: imported where they are used.
 
 `pip install shoal` brings what a parameter server needs. Data sets, reports and benchmarks need
-more: `pip install 'shoal[data]'`, `'shoal[reports]'`, `'shoal[bench]'`, or `'shoal[all]'`.
+more: `pip install 'shoal[data]'`, `'shoal[reports]'`, `'shoal[bench]'`, `'shoal[mpi]'`, or
+`'shoal[all]'`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
         "plotly": "reports",
         "gensim": "bench",
         "ray": "bench",
+        "mpi4py": "mpi",
     }
 )
 

@@ -15,6 +15,8 @@ OTHER = {  # than the default
     "rank": 0,
     "world_size": 3,
     "servers": 2,
+    "launcher": "none",
+    "rendezvous": "node-0:29500",
     "init_timeout_s": 1e9,
     "sync_timeout_s": 0.5,
     "on_timeout": "drop",

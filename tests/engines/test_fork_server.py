@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from shoal.engines.roles import advertised
+from shoal.engines.addresses import advertised
 
 pytestmark = pytest.mark.usefixtures("processes_are_those_of_users")
 PARENT = Path(__file__).parent / "scripts" / "parent.py"

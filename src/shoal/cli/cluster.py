@@ -14,6 +14,7 @@ from rich.console import Console
 
 from shoal.apps.script_job import ScriptRun, continued_script
 from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, plain, trusts
+from shoal.cli.ranks import is_led, ranked
 from shoal.engines.options import SchedulerRole, ServerRole, WorkerRole
 from shoal.runs.job_file import converted
 
@@ -27,11 +28,18 @@ _PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     context_settings=_PASSES_ON, short_help="run your own script on a cluster here", cleans=True
 )
 @options_of(ScriptRun)
+@ranked
 @trusts
 @as_json
 @click.argument("script", type=_file, required=False)
 @_args
-def run(script: str | None, args: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def run(
+    script: str | None,
+    args: tuple[str, ...],
+    ranks: dict[str, Any],
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Run your own training script as the workers: `shoal run --workers 4 train.py --lr 0.1`.
 
     In the script, `shoal.init()` joins the cluster. Servers import the script too where a table
@@ -66,7 +74,9 @@ def run(script: str | None, args: tuple[str, ...], as_json: bool, **options: Any
     else:
         raise click.UsageError("Missing argument 'SCRIPT'.")
     with ended_by_signals():
-        summary = run_here(ScriptApplication(path, words, how))
+        summary = run_here(ScriptApplication(path, words, how), **ranks)
+    if is_led(ranks):
+        return
     if as_json:
         click.echo(json.dumps(summary))
     else:
@@ -101,7 +111,7 @@ def scheduler(**options: Any) -> None:
 @trusts
 def server(**options: Any) -> None:
     """Be a server of a cluster on several machines."""
-    from shoal.engines.roles import own_address, run_server
+    from shoal.engines.roles import run_server
     from shoal.runs.resume import begun_with, resumed_at
 
     role = converted(options, ServerRole)
@@ -113,7 +123,7 @@ def server(**options: Any) -> None:
     start_clock = resumed_at(role.resume, role.resume_at)
     role = msgspec.structs.replace(
         role,
-        listen=listen or own_address(role.scheduler, role.interface),
+        listen=listen,
         init=begun_with(role.resume, start_clock),
         start_clock=start_clock,
     )

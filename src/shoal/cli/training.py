@@ -15,6 +15,7 @@ from rich.console import Console
 from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.word2vec.spec import WordsSpec
 from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, plain, tell, trusts
+from shoal.cli.ranks import check_workers, is_led, ranked
 from shoal.runs.job import JobSpec, continued, from_mapping
 from shoal.runs.job_file import load_job
 from shoal.runs.trust import check_job_file
@@ -23,10 +24,13 @@ from shoal.runs.trust import check_job_file
 @main.command(short_help="train a model on this machine", cleans=True)
 @click.argument("job", metavar="DATA|JOB.toml", required=False)
 @options_of(JobSpec, leave_out=("layers",))
+@ranked
 @trusts
 @as_json
 @click.option("--next-steps", is_flag=True, hidden=True)
-def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> None:
+def train(
+    job: str | None, ranks: dict[str, Any], as_json: bool, next_steps: bool, **options: Any
+) -> None:
     """Train on a data set (digits, mnist, cifar10, images:PATH, csv:PATH), or as JOB.toml says.
 
     Options override the file. A scheduler, servers and workers start as processes of this machine;
@@ -50,7 +54,9 @@ def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> N
     folders = search_path(Path(spec.data_dir) if spec.data_dir else None, os.environ)
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_here(TrainApplication(spec, folders), console, started_at)
+        summary = run_here(TrainApplication(spec, folders), console, started_at, **ranks)
+    if is_led(ranks):
+        return
     if not as_json:
         losses = load_run(summary["run_dir"]).steps.get(0, {}).get("loss", [])
         show_summary(console, summary, losses)
@@ -65,9 +71,10 @@ def train(job: str | None, as_json: bool, next_steps: bool, **options: Any) -> N
 )
 @click.argument("train", metavar="[TRAIN]", required=False, default="")
 @options_of(CtrSpec, leave_out=("train",))
+@ranked
 @trusts
 @as_json
-def train_ctr(as_json: bool, **options: Any) -> None:
+def train_ctr(ranks: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Train a click-through-rate model on rows of sparse features.
 
     TRAIN has the rows; a sample is made from the seed if it is not given.
@@ -88,16 +95,20 @@ def train_ctr(as_json: bool, **options: Any) -> None:
     spec = spec_from({name: value for name, value in given().items() if name in options})
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_here(CtrApplication(spec), console, started_at)
-    tell(as_json, summary, show_summary)
+        summary = run_here(CtrApplication(spec), console, started_at, **ranks)
+    if not is_led(ranks):
+        tell(as_json, summary, show_summary)
 
 
 @main.command("train word2vec", short_help="train word embeddings (word2vec)", cleans=True)
 @click.argument("texts", metavar="[TEXT...]", nargs=-1)
 @options_of(WordsSpec, leave_out=("texts",))
+@ranked
 @trusts
 @as_json
-def train_word2vec(as_json: bool, texts: tuple[str, ...], **options: Any) -> None:
+def train_word2vec(
+    ranks: dict[str, Any], as_json: bool, texts: tuple[str, ...], **options: Any
+) -> None:
     """Train word embeddings: on TEXT files (plain, .gz, .tar.gz), or a sample made from the seed.
 
     Writes vectors.txt and vectors.bin, which gensim and others read. Prints what it takes for a
@@ -118,8 +129,9 @@ def train_word2vec(as_json: bool, texts: tuple[str, ...], **options: Any) -> Non
     spec = spec_from(named | {name: v for name, v in given().items() if name in options})
     console = Console(stderr=as_json)
     with ended_by_signals():
-        summary = run_here(WordsApplication(spec), console, started_at)
-    tell(as_json, summary, show_summary)
+        summary = run_here(WordsApplication(spec), console, started_at, **ranks)
+    if not is_led(ranks):
+        tell(as_json, summary, show_summary)
 
 
 def job_values(job: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,6 +150,7 @@ def job_values(job: str | None, flags: Mapping[str, Any]) -> dict[str, Any]:
     file = load_job(Path(job)) if job and job.endswith(".toml") else {}
     if file:
         used = {name: value for name, value in file.items() if name not in asked}
+        check_workers(file.get("workers"))
         check_job_file(Path(str(job)), used)
     if not flags.get("resume"):
         return {**file, **asked}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from shoal.engines.base import DENSE, Task
-from shoal.engines.host_memory import table_memory
 from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.engines.processes import Processes
 from shoal.storage.run_folder import RunFolder
@@ -27,6 +26,7 @@ def start_cluster(
     script: Sequence[str] = (),
     out: str = "",
     memory: str = "",
+    starts: Callable[[Task], None] | None = None,
     **policy: Any,
 ) -> str:
     """Start a scheduler and servers, and return the address of the scheduler.
@@ -37,6 +37,7 @@ def start_cluster(
              know
     out:     the folder for the run's folder with checkpoints
     memory:  the memory of each server for its tables
+    starts:  the function that starts a task; `processes.start`, if not given
     policy:  further fields of `SchedulerRole`
     """
     if not token and (listen or server_listen):
@@ -59,7 +60,7 @@ def start_cluster(
         out=out,
     )
     for task in cluster_tasks(processes, scheduler, server):
-        processes.start(task)
+        (starts or processes.start)(task)
     return processes.scheduler
 
 
@@ -73,8 +74,7 @@ def cluster_tasks(
 
     Start each before the next is asked for: servers are told where the scheduler listens.
     """
-    if not server.memory:
-        server = msgspec.structs.replace(server, memory=str(table_memory(scheduler.servers)))
+    server = msgspec.structs.replace(server, servers_here=scheduler.servers)
     if scheduler.replicas > 1:  # the scheduler may be started again
         state = str(processes.private / "scheduler.state")
         scheduler = msgspec.structs.replace(scheduler, state=state)
@@ -104,10 +104,16 @@ def cluster_here(servers: int, workers: int, **options: Any) -> Processes:
 
     options:  as for `start_cluster`
     """
+    processes = processes_here()
+    start_cluster(processes, servers, workers, **options)
+    return processes
+
+
+def processes_here() -> Processes:
+    """Return processes of this machine with a folder that is removed with them."""
     scratch = ScratchFolder("run")
     folder = RunFolder(scratch.path)
     (folder.path / "logs").mkdir()
     processes = Processes(folder)
     processes.at_stop.callback(scratch.remove)
-    start_cluster(processes, servers, workers, **options)
     return processes

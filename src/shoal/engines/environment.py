@@ -37,6 +37,7 @@ class ScriptEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         run_dir: the run's folder, for the events of `shoal.log`.
         rank, world_size: the rank to ask for, and the number of workers, lost ones included.
         servers: the number of servers to start where there is no cluster.
+        launcher, rendezvous: what has started this process as a rank, and where ranks meet.
         init_timeout_s, sync_timeout_s, on_timeout: as in `ClientOptions`.
         on_worker_loss: "stop" if an error of the script ends the run.
         strategy, set, staleness, optimizer_options: the defaults of `shoal.Optimizer`.
@@ -54,6 +55,8 @@ class ScriptEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = -1
     world_size: int = 0
     servers: int = 1
+    launcher: str = ""
+    rendezvous: str = ""
     init_timeout_s: float = 60.0
     sync_timeout_s: float = 10.0
     on_timeout: OnTimeout = "ask"

@@ -30,6 +30,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from shoal.engines.gathering import STACK_SIGNAL, show_stack_on_signal, shows_stack
+from shoal.engines.launchers.world import without_world
 from shoal.node.launch import launched_as
 
 PR_SET_PDEATHSIG = 1
@@ -253,6 +254,8 @@ def run_entry(command: dict[str, Any]) -> int:
 def main() -> None:
     """Serve the process `parent`, the last argument."""
     fileno, sockets, parent = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    for name in os.environ.keys() - without_world(os.environ).keys():
+        del os.environ[name]  # a rank of a launcher has started this: its processes are no ranks
     if os.getppid() == parent:
         ForkServer(socket.socket(fileno=fileno), sockets, parent).run()
 

@@ -1,7 +1,8 @@
 """`shoal.init`: join the run that this process belongs to, however it was started.
 
 shoal run         the scheduler's address is in SHOAL_SCHEDULER
-torchrun          rank 0 starts a scheduler and servers, and publishes the address in the store
+torchrun, mpirun  rank 0 starts a scheduler, the first rank of each host its share of the servers,
+and srun          and all ranks learn where the scheduler listens (`engines/launchers/`)
 python script.py  a scheduler and servers start on this machine, for this single worker
 """
 
@@ -19,8 +20,9 @@ from shoal.client.options import ClientOptions
 from shoal.client.places import scheduler_at, token_at
 from shoal.engines.cluster import cluster_here
 from shoal.engines.environment import ScriptEnvironment
+from shoal.engines.launchers.meeting import join_cluster
+from shoal.engines.launchers.world import world_of
 from shoal.engines.processes import Processes
-from shoal.engines.torchrun import gather
 from shoal.errors import InvalidValue
 from shoal.factories import importable, main_script, refuse_while_importing
 from shoal.node.memory import keep_memory
@@ -45,8 +47,9 @@ def init(
 ) -> Context:
     """Join the run that this process belongs to; start a cluster here if there is none.
 
-    Under `shoal run` and with `scheduler` the process joins that cluster. Under torchrun rank 0
-    starts a scheduler and servers. Under plain python they start for this single worker. Later
+    Under `shoal run` and with `scheduler` the process joins that cluster. Under torchrun, mpirun
+    and srun rank r is worker r: rank 0 starts a scheduler, and the first rank of each host its
+    share of the servers. Under plain python they start for this single worker. Later
     calls return the first call's context. The context is closed when the process exits. The
     defaults of `shoal.Optimizer` are in SHOAL_STRATEGY, SHOAL_SET, SHOAL_STALENESS and
     SHOAL_OPTIMIZER_OPTIONS, which `shoal run` sets.
@@ -79,7 +82,8 @@ def init(
             scheduler.
         NotImportable: one of `imports` fails, or this is called while a script is imported.
         DataMissing: no run is under way in the folder `scheduler`.
-        JoinTimeout: the cluster was not complete within `init_timeout_s`.
+        JoinTimeout: the cluster was not complete, or not all ranks of the launcher came, within
+            `init_timeout_s`.
         JoinRefused: the scheduler refused this worker, with its reason.
 
     Example:
@@ -105,20 +109,17 @@ def init(
     address = scheduler or told.scheduler
     secret = token or told.token or token_at(address)
     address = scheduler_at(address) if address else ""
-    wish, count = told.rank, told.servers
+    wish = told.rank
     if group and not address:
         raise InvalidValue(
             f"group {group!r} joins a run: give it as scheduler=ADDRESS or scheduler=RUN_FOLDER"
         )
-    if count < 1:
-        raise InvalidValue(f"init needs at least one server, not {count}")
+    if told.servers < 1:
+        raise InvalidValue(f"init needs at least one server, not {told.servers}")
     code: Any = {"imports": [importable(each) for each in imports], "script": main_script()}
     processes: Processes | None = None
-    if not address and "RANK" in env and "WORLD_SIZE" in env and "MASTER_ADDR" in env:
-        address, secret, processes, wish = gather(env, count, **code)
-    elif not address:
-        processes = cluster_here(servers=count, workers=1, token=secret, **code)
-        address = processes.scheduler
+    if not address:
+        address, secret, processes, wish = _start_cluster(env, told, secret, **code)
     options = ClientOptions(
         token=secret,
         rank=wish,
@@ -158,6 +159,22 @@ def init(
     set_current(context)
     atexit.register(context.close)
     return context
+
+
+def _start_cluster(
+    env: Mapping[str, str], told: ScriptEnvironment, token: str, **code: Any
+) -> tuple[str, str, Processes | None, int]:
+    """Return the address, the token, the processes here and the rank in a new cluster.
+
+    It is the cluster of all ranks of a launcher, or else of this process alone.
+    """
+    world = world_of(env, told.launcher or "auto")
+    if world is not None:
+        how = told.rendezvous, told.init_timeout_s
+        address, token, processes = join_cluster(world, env, told.servers, *how, **code)
+        return address, token, processes, world.rank
+    alone = cluster_here(servers=told.servers, workers=1, token=token, **code)
+    return alone.scheduler, token, alone, told.rank
 
 
 def _run_dir(scheduler: str, told: ScriptEnvironment, run: str) -> Path:

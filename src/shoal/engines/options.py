@@ -109,6 +109,7 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     save:         the folder for the server's shards when the run has ended in order
     init:         the folder of the shards that tables begin with, after `start_clock` clocks
     checkpoints:  the folder for checkpoints, instead of that of the run in `out`
+    servers_here: the servers that share this host's memory for tables, where `memory` says nothing
     """
 
     scheduler: Scheduler = ""
@@ -134,6 +135,7 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     init: str = ""
     checkpoints: str = ""
     start_clock: int = 0
+    servers_here: int = 1
 
     def __post_init__(self) -> None:
         check_memory(self.memory)

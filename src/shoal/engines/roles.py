@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal import factories, registry
+from shoal.engines.addresses import advertised, own_address
 from shoal.engines.host_memory import table_memory
 from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.errors import DataCorrupt, LeftAlone
@@ -176,7 +177,7 @@ def run_server(**given: Any) -> None:
         registry.when_unknown(lambda: factories.load_definitions(role.script))
     torch.set_num_threads(role.threads)
     name = f"s-{os.getpid()}-{os.urandom(4).hex()}"
-    memory = bytes_of(role.memory) if role.memory else table_memory()
+    memory = bytes_of(role.memory) if role.memory else table_memory(role.servers_here)
     options = SessionOptions(join_timeout_s=role.init_timeout_s, memory=memory)
     host = role.host_label or socket.gethostname()
     session = Session(name, "server", "", host, role.rank, options, launch=launch_id())
@@ -205,7 +206,8 @@ def run_server(**given: Any) -> None:
     )
     signals = leaves_on_signals(node)
     try:
-        address = advertised(node.listen(role.listen), role.advertise)
+        listen = role.listen or own_address(role.scheduler, role.interface)
+        address = advertised(node.listen(listen), role.advertise)
         listens_at(address)
         session.announce(address)
         node.send_heartbeats(lambda: session.incarnation)
@@ -298,20 +300,6 @@ def leaves_on_signals(node: Node) -> Sequence[int]:
     return came
 
 
-def advertised(bound: str, advertise: str) -> str:
-    """Return the address that others use for a server that listens at `bound`.
-
-    >>> advertised("tcp://0.0.0.0:4567", "tcp://gpu7.example.org:0")  # its port, whatever it is
-    'tcp://gpu7.example.org:4567'
-    """
-    from shoal.transport.tcp import endpoint_of, tcp_address
-
-    if not advertise.startswith("tcp://"):
-        return advertise or bound
-    host, port = endpoint_of(advertise)
-    return tcp_address(host, port or endpoint_of(bound)[1])
-
-
 def ready_to_serve() -> None:
     """Prepare a process for an event loop that other processes wait for.
 
@@ -335,34 +323,3 @@ def configure_log() -> None:
 
 def _event_log(events: str, node: str, started_at: float) -> EventLog | None:
     return EventLog(Path(events), node, started_at) if events else None
-
-
-def own_address(scheduler: str, interface: str = "") -> str:
-    """Return an address of this host that the others can reach, on any free port.
-
-    It is the address of `interface`, or else of the interface that leads to the scheduler, which is
-    loopback if the scheduler's address is.
-    """
-    from shoal.transport.tcp import TcpTransport, tcp_address
-
-    if interface:
-        return tcp_address(_address_of(interface), 0)
-    return TcpTransport().beside(scheduler, "")
-
-
-def _address_of(interface: str) -> str:
-    import fcntl
-    import struct
-
-    from shoal.errors import InvalidValue
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        request: Any = struct.pack("256s", interface[:15].encode())
-        try:
-            answer = fcntl.ioctl(probe.fileno(), 0x8915, request)  # SIOCGIFADDR
-        except OSError:
-            known = ", ".join(name for _, name in socket.if_nameindex())
-            raise InvalidValue(
-                f"no interface {interface!r} with an IPv4 address (known: {known})"
-            ) from None
-    return socket.inet_ntoa(answer[20:24])

@@ -37,15 +37,19 @@ def cluster_of(
     processes: Processes,
     started_at: float,
     more_workers: int = 0,
+    listen: str = "",
 ) -> Iterator[Task]:
     """Yield the tasks of a run's scheduler and servers.
 
     Each gets the options of the run that it has by the same name. Over TCP they have a token,
     because other users of the machine can connect; a Unix socket is in a folder of this user.
+
+    listen:  the address at which they listen, if it is not the host's choice
     """
     run, start, folder = application.spec, application.start, processes.folder
-    if run.transport == "tcp":
-        processes.token = secrets.token_urlsafe(24)
+    servers_listen = listen or ("tcp://127.0.0.1:0" if run.transport == "tcp" else "")
+    if servers_listen:
+        processes.token = processes.token or secrets.token_urlsafe(24)
     common: dict[str, Any] = {
         "token": processes.token,
         "events": str(folder.events),
@@ -55,7 +59,7 @@ def cluster_of(
     server = {
         **run.shared_with(ServerRole),
         **common,
-        "listen": "" if run.transport == "unix" else "tcp://127.0.0.1:0",
+        "listen": servers_listen,
         "init_timeout_s": UNLIMITED_S,
         "save": str(folder.shards.resolve()) if application.saves_shards else "",
         "init": start.shards,
@@ -67,7 +71,7 @@ def cluster_of(
         **run.shared_with(SchedulerRole),
         **run.policy,
         **common,
-        "listen": processes.address("scheduler"),
+        "listen": listen or processes.address("scheduler"),
         "workers": run.workers + more_workers,
         "servers": run.servers if run.uses_servers else 0,
         "replicas": run.replicas if run.uses_servers else 1,

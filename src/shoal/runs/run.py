@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from shoal.engines.base import Engine
+from shoal.engines.launchers.world import World
 from shoal.engines.processes import Processes
 from shoal.runs.application import Application, Spec
 from shoal.runs.ending import join_run
 from shoal.runs.plan import tasks_of
+from shoal.runs.ranks import RankedRun
 from shoal.runs.resume import resumed_at
 from shoal.storage.run_folder import RunFolder
 
@@ -22,6 +25,8 @@ def run_here(
     console: Console | None = None,
     started_at: float | None = None,
     engine: Engine | None = None,
+    world: World | None = None,
+    rendezvous: str = "",
 ) -> dict[str, Any]:
     """Run an application here, from its checks to its summary, and return the summary.
 
@@ -30,6 +35,11 @@ def run_here(
         console: the console that shows progress; None for no progress.
         started_at: the `time.time()` at which the command began, for honest wall times.
         engine: the engine that has hosts for its processes; this machine, if not given.
+        world: the ranks of a launcher, each of which is a worker; None if there are none.
+        rendezvous: HOST:PORT at which they meet, if the launcher does not say.
+
+    Returns:
+        The summary.
 
     Raises:
         InvalidValue, UnknownName: options that contradict each other, or a wrong value.
@@ -40,20 +50,35 @@ def run_here(
     """
     started_at = time.time() if started_at is None else started_at
     console = console or Console(quiet=True)
+    begin = partial(begun, application, console, started_at)
+    ranked = RankedRun(world, application, rendezvous) if world is not None else None
+    if ranked is not None:
+        folder = ranked.lead(begin, console, started_at) if ranked.leads else ranked.follow()
+    else:
+        folder = begin()
+        with Processes(folder, engine) as processes:
+            for task in tasks_of(application, processes, started_at):
+                processes.start(task)
+            with application.display(console, folder) as tick:
+                how = application.command, application.resume_words()
+                join_run(processes, application.spec, *how, tick, application.start.clock)
+    if ranked is not None and not ranked.leads:
+        ranked.meet()  # rank 0 has written it
+        return folder.read_summary()
+    summary = application.summarise(folder, started_at)
+    folder.write_summary(summary)
+    if ranked is not None:
+        ranked.meet()
+    return summary
+
+
+def begun(application: Application[Spec], console: Console, started_at: float) -> RunFolder:
+    """Check and prepare a run, and return its new folder."""
     application.check()
     spec = application.spec
     application.begin_at(resumed_at(spec.resume, spec.resume_at, spec.keeps_states))
     application.prepare(console)
-    title = spec.title or application.title
-    folder = RunFolder.create(Path(spec.out), title, started_at)
+    folder = RunFolder.create(Path(spec.out), spec.title or application.title, started_at)
     application.set_up(folder)
     folder.write_job(application.job())
-    with Processes(folder, engine) as processes:
-        for task in tasks_of(application, processes, started_at):
-            processes.start(task)
-        with application.display(console, folder) as tick:
-            how = application.command, application.resume_words()
-            join_run(processes, application.spec, *how, tick, application.start.clock)
-    summary = application.summarise(folder, started_at)
-    folder.write_summary(summary)
-    return summary
+    return folder

@@ -33,6 +33,7 @@ from shoal.reports.events import lost_members, read_events
 from shoal.reports.live import live, progress_console, show_losses
 from shoal.runs.application import Application, Display
 from shoal.runs.job_file import converted
+from shoal.runs.ranks import world_here
 from shoal.runs.run import run_here
 from shoal.runs.trust import trusting
 from shoal.storage.run_folder import RunFolder, shard_files
@@ -98,8 +99,12 @@ def train(
     for name in ("categorical", "numeric"):
         if isinstance(values.get(name), list | tuple):
             values[name] = ",".join(map(str, values[name]))
+    if (world := world_here()) is not None:
+        values.setdefault("workers", world.size)
     with trusting(trust):
-        summary = run_here(CtrApplication(spec_from(values)), progress_console(progress))
+        summary = run_here(
+            CtrApplication(spec_from(values)), progress_console(progress), world=world
+        )
     for text in summary["warnings"]:
         warnings.warn(text, stacklevel=2)
     return RunResult(summary, Path(summary["run_dir"]))

@@ -20,6 +20,7 @@ from shoal.reports.live import live, progress_console
 from shoal.runs.application import Application, Display
 from shoal.runs.job import JobSpec, continued, from_mapping
 from shoal.runs.job_file import load_run_job
+from shoal.runs.ranks import world_here
 from shoal.runs.resume import words_of_change
 from shoal.runs.run import run_here
 from shoal.runs.trust import trusting
@@ -152,6 +153,8 @@ def train(
 ) -> TrainResult:
     """Train a model on this machine, with workers and servers in processes of their own.
 
+    Under torchrun, mpirun and srun each rank that calls this is a worker, and gets the result.
+
     Functions have to be importable by other processes: define them at the top level of a module or
     script. A script calls `shoal.train` under `if __name__ == "__main__":`.
 
@@ -195,13 +198,15 @@ def train(
     if values.get("resume"):
         with trusting(trust):
             values = continued(Path(values["resume"]), values)
+    if (world := world_here()) is not None:
+        values.setdefault("workers", world.size)
     job = from_mapping(values)
     folders = [Path(each) for each in data_dirs]
     explicit = folders[0] if folders else (Path(job.data_dir) if job.data_dir else None)
     searched = [*folders[1:], *search_path(explicit, {})]
     application = TrainApplication(job, searched)
     with trusting(trust):
-        summary = run_here(application, progress_console(progress))
+        summary = run_here(application, progress_console(progress), world=world)
     return TrainResult(summary, Path(summary["run_dir"]), trained_model(job, summary, searched))
 
 

@@ -35,6 +35,7 @@ from shoal.reports.events import lost_members, read_events
 from shoal.reports.live import live, progress_console, show_losses
 from shoal.runs.application import Application, Display
 from shoal.runs.job_file import converted, load_run_job
+from shoal.runs.ranks import world_here
 from shoal.runs.run import run_here
 from shoal.runs.trust import trusting
 from shoal.storage.files import read_object, read_text, write_whole
@@ -89,8 +90,12 @@ def train(
     values = {name: value for name, value in options.items() if value is not None}
     if texts:
         values["texts"] = [str(texts)] if isinstance(texts, str | Path) else [*map(str, texts)]
+    if (world := world_here()) is not None:
+        values.setdefault("workers", world.size)
     with trusting(trust):
-        summary = run_here(WordsApplication(spec_from(values)), progress_console(progress))
+        summary = run_here(
+            WordsApplication(spec_from(values)), progress_console(progress), world=world
+        )
     return RunResult(summary, Path(summary["run_dir"]))
 
 

@@ -1,0 +1,72 @@
+"""The options of commands that may be ranks of a launcher: torchrun, mpirun or srun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import click
+
+from shoal.cli.group import given, option
+from shoal.engines.launchers.world import NAMES
+
+WORLD = "shoal.world"  # the world that says how many workers there are, in a context's `meta`
+
+
+def ranked(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Declare --launcher and --rendezvous; the command gets `ranks`, the arguments of `run_here`.
+
+    In a world of ranks, --workers is their number if it is not given.
+    """
+
+    @option(
+        "--launcher",
+        section="Cluster",
+        type=click.Choice(NAMES),
+        default="auto",
+        envvar="SHOAL_LAUNCHER",
+        help="what has started this process as one of several ranks, each of which is a worker of "
+        "one run: torchrun, mpi (mpirun) or slurm (srun); none: a run of its own",
+    )
+    @option(
+        "--rendezvous",
+        section="Network",
+        default="",
+        metavar="HOST:PORT",
+        envvar="SHOAL_RENDEZVOUS",
+        help="where ranks on several hosts meet: a free port of rank 0's host; torchrun and srun "
+        "say it themselves",
+    )
+    @wraps(command)
+    def decorated(*args: Any, launcher: str, rendezvous: str, **options: Any) -> Any:
+        from shoal.runs.ranks import world_here
+
+        context = click.get_current_context()
+        del context.params["launcher"], context.params["rendezvous"]
+        world = world_here(launcher)
+        if world is not None and "workers" not in given():
+            context.params["workers"] = options["workers"] = world.size
+            context.set_parameter_source("workers", click.core.ParameterSource.ENVIRONMENT)
+            context.meta[WORLD] = world
+        ranks = {"world": world, "rendezvous": rendezvous}
+        return command(*args, ranks=ranks, **options)
+
+    return decorated
+
+
+def check_workers(workers: int | None) -> None:
+    """Refuse the number of workers of a job file that is not the number of ranks.
+
+    Raises:
+        InvalidValue: they differ
+    """
+    world = click.get_current_context().meta.get(WORLD)
+    if world is not None and workers is not None:
+        world.check_workers(workers)
+
+
+def is_led(ranks: dict[str, Any]) -> bool:
+    """Return whether another rank tells the result of this run."""
+    world = ranks["world"]
+    return world is not None and world.rank > 0

@@ -1,0 +1,173 @@
+"""The meeting of a world's ranks: rank 0 hears of all hosts, starts the cluster, and tells it.
+
+The scheduler is on rank 0's host. The servers are spread over the hosts, and the first rank of each
+host starts those that are there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal.engines.addresses import reachable
+from shoal.engines.base import Task
+from shoal.engines.cluster import processes_here, start_cluster
+from shoal.engines.launchers.rendezvous import Said, rendezvous_of
+from shoal.engines.launchers.world import World
+from shoal.engines.processes import Processes
+from shoal.errors import InvalidValue
+from shoal.transport.tcp import tcp_address
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """What a rank says of its place.
+
+    host:     the name of its host
+    machine:  what tells whether another process can connect to its loopback address
+    """
+
+    local_rank: int
+    host: str
+    machine: str
+
+
+class Ranks:
+    """The ranks that have met, as rank 0 knows them.
+
+    heard:      what each has said, by rank
+    interface:  the network interface to listen on; "" for the one that leads to the others
+
+    Attributes:
+        leaders: the first rank of each host.
+        listen: the address at which processes on rank 0's host listen; "" for Unix sockets.
+        token: the shared secret of the cluster; "" where only this user can connect.
+    """
+
+    def __init__(self, heard: list[Heard], interface: str = "") -> None:
+        self.leaders = [rank for rank, each in enumerate(heard) if each.local_rank == 0]
+        if self.leaders[:1] != [0]:
+            raise InvalidValue(
+                "rank 0 is not the first rank of its host: let the launcher number ranks by host"
+            )
+        self.listen = self.token = ""
+        if len(self.leaders) > 1:
+            others = [each.host for each in heard if each.machine != heard[0].machine]
+            ways = [tcp_address(each, 9) for each in others[:1]]
+            self.listen = tcp_address(reachable(ways, interface) if ways else "127.0.0.1", 0)
+            self.token = secrets.token_urlsafe(24)
+        self._tasks: dict[int, list[Said]] = {rank: [] for rank in self.leaders}
+
+    def start(self, processes: Processes, task: Task) -> None:
+        """Start a task here, or keep it for the first rank of its host."""
+        name, _, number = task.name.partition("-")
+        leader = self.leaders[int(number) % len(self.leaders)] if name == "server" else 0
+        if not leader:
+            processes.start(task)
+            return
+        # where a process listens is found out on its own host
+        self._tasks[leader].append(asdict(replace(task, args={**task.args, "listen": ""})))
+
+    @property
+    def tasks(self) -> dict[str, list[Said]]:
+        """The tasks that are started by the first ranks of other hosts, by rank."""
+        return {str(rank): tasks for rank, tasks in self._tasks.items() if tasks}
+
+
+class Meeting:
+    """The place where the ranks of a world meet, as often as they want.
+
+    Args:
+        world: the world.
+        env: the environment of this process, which says where its launcher's ranks meet.
+        rendezvous: HOST:PORT, where launchers do not say it.
+        timeout_s: the time that the others have to come.
+
+    Raises:
+        InvalidValue, JoinTimeout: the ranks cannot meet
+    """
+
+    def __init__(
+        self,
+        world: World,
+        env: Mapping[str, str],
+        rendezvous: str = "",
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.world = world
+        self._interface = env.get("SHOAL_INTERFACE", "")
+        self._timeout_s = timeout_s
+        self._place = rendezvous_of(world, env, rendezvous, timeout_s)
+
+    def meet(self, answer: Callable[[Ranks], Said] = lambda ranks: {}) -> Said:
+        """Wait for the other ranks, and return rank 0's answer to them.
+
+        answer:  the function that makes it; called on rank 0
+
+        Raises:
+            JoinTimeout: some have not come
+            ShoalError: the error of `answer`, on all ranks
+        """
+        said = Heard(self.world.local_rank, socket.gethostname(), _machine())
+
+        def answered(heard: list[Said]) -> Said:
+            return answer(Ranks([msgspec.convert(each, Heard) for each in heard], self._interface))
+
+        return self._place.meet(msgspec.to_builtins(said), answered, self._timeout_s)
+
+    def tasks(self, reply: Said) -> list[Task]:
+        """Return the tasks that this rank has to start, as rank 0's answer has them."""
+        return [Task(**each) for each in reply["tasks"].get(str(self.world.rank), [])]
+
+
+def join_cluster(
+    world: World,
+    env: Mapping[str, str],
+    servers: int,
+    rendezvous: str = "",
+    timeout_s: float = 60.0,
+    **code: Any,
+) -> tuple[str, str, Processes | None]:
+    """Return the scheduler's address, the token, and the processes that this rank has started.
+
+    servers:     the number of servers on all hosts
+    rendezvous:  HOST:PORT, where launchers do not say where ranks meet
+    code:        `imports` and `script` of `start_cluster`
+
+    Raises:
+        InvalidValue, JoinTimeout, ShoalError: as `Meeting.meet`
+    """
+    processes: Processes | None = None
+
+    def answer(ranks: Ranks) -> Said:
+        nonlocal processes
+        processes = processes_here()
+        reach = {"listen": ranks.listen, "server_listen": ranks.listen, "token": ranks.token}
+        starts = partial(ranks.start, processes)
+        address = start_cluster(processes, servers, world.size, starts=starts, **reach, **code)
+        return {"scheduler": address, "token": ranks.token, "tasks": ranks.tasks}
+
+    try:
+        meeting = Meeting(world, env, rendezvous, timeout_s)
+        told = meeting.meet(answer)
+        for task in meeting.tasks(told):
+            processes = processes or processes_here()
+            processes.start(task)
+    except BaseException:
+        if processes is not None:
+            processes.stop()
+        raise
+    return told["scheduler"], told["token"], processes
+
+
+def _machine() -> str:
+    """Return what two processes have in common that can connect over loopback."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {Path('/proc/self/ns/net').stat().st_ino} {os.geteuid()}"

@@ -1,0 +1,224 @@
+"""A run as ranks of a launcher: this process is one of its workers.
+
+Rank 0 prepares the run and starts its scheduler, the first rank of each host starts the servers
+that are there, and each rank does the work of the worker of its number. The run's folder is one
+that all hosts share.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from pkgutil import resolve_name
+from threading import Event, Thread
+
+from rich.console import Console
+
+from shoal.engines.base import Task
+from shoal.engines.launchers.meeting import Meeting, Ranks
+from shoal.engines.launchers.rendezvous import Said
+from shoal.engines.launchers.world import World, world_of
+from shoal.engines.processes import Processes
+from shoal.errors import DataMissing, InvalidValue, ShoalError
+from shoal.runs.application import Application, Spec
+from shoal.runs.ending import join_run
+from shoal.runs.options import RunOptions
+from shoal.runs.plan import cluster_of
+from shoal.runs.worker import threads_of
+from shoal.storage.run_folder import RunFolder
+
+PREPARED_S = 3600.0  # for rank 0 to read and check the inputs
+VERDICT_S = 10.0  # after a worker has failed, for the scheduler's reason
+TICK_S = 0.1
+
+
+def world_here(launcher: str = "") -> World | None:
+    """Return the world of this process; None if it is no rank of several.
+
+    launcher:  as for `world_of`; SHOAL_LAUNCHER, or "auto", if empty
+
+    Raises:
+        InvalidValue: the variables of the launcher contradict each other
+    """
+    return world_of(os.environ, launcher or os.environ.get("SHOAL_LAUNCHER") or "auto")
+
+
+class RankedRun:
+    """One rank's part in a run.
+
+    Args:
+        world: the world of this process.
+        application: what is run; the others take its tasks from rank 0.
+        rendezvous: HOST:PORT, where launchers do not say where ranks meet; SHOAL_RENDEZVOUS, if
+            empty.
+    """
+
+    def __init__(self, world: World, application: Application[Spec], rendezvous: str = "") -> None:
+        check_ranked(world, application.spec)
+        self._application = application
+        place = rendezvous or os.environ.get("SHOAL_RENDEZVOUS", "")
+        self._meeting = Meeting(world, os.environ, place, PREPARED_S)
+        self._rank = world.rank
+        self._threads = threads_of(world.local_size)
+
+    def lead(
+        self, begin: Callable[[], RunFolder], console: Console, started_at: float
+    ) -> RunFolder:
+        """Be rank 0: prepare the run, start the cluster, work and wait for the end.
+
+        begin:  the function that prepares the run and makes its folder
+        """
+        application = self._application
+        with ExitStack() as stack:
+            started: list[Processes] = []
+
+            def answer(ranks: Ranks) -> Said:
+                folder = begin()
+                processes = stack.enter_context(Processes(folder))
+                started.append(processes)
+                processes.token = ranks.token
+                for task in cluster_of(application, processes, started_at, listen=ranks.listen):
+                    ranks.start(processes, task)
+                workers = application.worker_tasks(processes, started_at)
+                told = {"folder": str(folder.path.resolve()), "tasks": ranks.tasks}
+                return {**told, "workers": [asdict(each) for each in workers]}
+
+            reply = self._meeting.meet(answer)
+            [processes] = started
+            display = application.display(console, processes.folder)
+            how = application.command, application.resume_words()
+            tick = stack.enter_context(display)
+            joined = partial(join_run, processes, application.spec, *how)
+            supervision = _Supervision(
+                lambda each: joined(each, application.start.clock), tick, stack
+            )
+            self._work(reply, supervision)
+            return processes.folder
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self._rank == 0
+
+    def meet(self) -> None:
+        """Wait for all ranks."""
+        self._meeting.meet()
+
+    def follow(self) -> RunFolder:
+        """Be another rank: start the servers of this host if it is the first there, and work."""
+        reply = self._meeting.meet()
+        folder = RunFolder(Path(reply["folder"]))
+        if not folder.events.exists():
+            raise DataMissing(
+                f"the run's folder {folder.path} is not on {socket.gethostname()}: give --out, a "
+                "folder that all hosts share"
+            )
+        with ExitStack() as stack:
+            tasks = self._meeting.tasks(reply)
+            supervision: _Supervision | None = None
+            if tasks:
+                processes = stack.enter_context(Processes(folder))
+                for task in tasks:
+                    processes.start(task)
+                policy = self._application.spec.loss_policy
+                supervision = _Supervision(
+                    lambda tick: processes.join(tick, policy=policy), lambda: None, stack
+                )
+            self._work(reply, supervision)
+        return folder
+
+    def _work(self, reply: Said, supervision: _Supervision | None) -> None:
+        """Do this rank's work as a worker, and wait for the others and for the end of the run."""
+        try:
+            work(Task(**reply["workers"][self._rank]), self._threads)
+        except ShoalError:
+            if supervision is not None:
+                supervision.verdict(VERDICT_S)  # may say why the run has ended
+            raise
+        self.meet()  # their results are written
+        if supervision is not None:
+            supervision.verdict()
+
+
+class _Supervision(Thread):
+    """Waits for the processes of this host beside the worker.
+
+    join:   the function that waits; it calls its argument again and again
+    tick:   the function for progress displays
+    stack:  what ends the thread, before the processes that it waits for are stopped
+    """
+
+    def __init__(
+        self,
+        join: Callable[[Callable[[], None]], None],
+        tick: Callable[[], None],
+        stack: ExitStack,
+    ) -> None:
+        super().__init__(name="shoal-supervision", daemon=True)
+        self._wait = join
+        self._tick = tick
+        self._over = Event()
+        self._error: BaseException | None = None
+        stack.callback(self._end)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._wait(self._ticked)
+        except _Over:
+            pass
+        except BaseException as error:
+            self._error = error
+
+    def _ticked(self) -> None:
+        if self._over.is_set():
+            raise _Over
+        self._tick()
+
+    def verdict(self, timeout_s: float | None = None) -> None:
+        """Wait for the end of the processes, and raise the reason if they have failed."""
+        self.join(timeout_s)
+        if self._error is not None:
+            raise self._error
+
+    def _end(self) -> None:
+        self._over.set()
+        self.join()
+
+
+class _Over(Exception):
+    """The processes are not waited for any more."""
+
+
+def work(task: Task, threads: int) -> None:
+    """Do a worker's task in this process."""
+    os.environ.update({**task.env, "OMP_NUM_THREADS": str(threads)})
+    resolve_name(task.entry)(**{**task.args, "threads": threads})
+
+
+def check_ranked(world: World, run: RunOptions) -> None:
+    """Refuse options that the ranks of a launcher cannot have.
+
+    Raises:
+        InvalidValue: the number of workers is not that of ranks, or nobody starts workers again
+    """
+    world.check_workers(run.workers)
+    for flag, value, wrong in (
+        ("--on-worker-loss", run.on_worker_loss, "replace"),
+        ("--slow-workers", run.slow_workers, "backup"),
+    ):
+        if value == wrong:
+            raise InvalidValue(
+                f"{flag} {value}: {world.launcher} starts no worker again; `shoal train` and "
+                "`shoal run` without a launcher do, on one host"
+            )
+    if run.on_worker_loss in ("drop", "reassign") and world.launcher != "srun":
+        raise InvalidValue(
+            f"--on-worker-loss {run.on_worker_loss}: {world.launcher} ends all ranks when one "
+            "fails; srun does not, and neither do `shoal train` and `shoal run` without a launcher"
+        )

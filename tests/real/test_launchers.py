@@ -1,0 +1,161 @@
+"""Ranks that launchers start: torchrun and mpirun, and the variables of MPICH and of Slurm."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.launchers.world import without_world
+from shoal.reports.events import read_events
+from tests.transport.rigs import free_port
+
+pytestmark = pytest.mark.real
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "ranked.py")
+SHOAL = [sys.executable, "-m", "shoal"]
+TRAIN = [*SHOAL, "train", "digits", "--epochs", "1", "--servers", "2", "--seed", "1"]
+MPIRUN = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--allow-run-as-root"]
+
+
+def begin(words, **env):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(words, env={**without_world(os.environ), **env}, **pipes)
+
+
+def done(*processes):
+    """What each has printed; all of them have ended with status 0."""
+    ends = [each.communicate(timeout=120) for each in processes]
+    for each, (_, errors) in zip(processes, ends, strict=True):
+        assert each.returncode == 0, errors
+    return [printed for printed, _ in ends]
+
+
+def mpich(words):
+    """Four ranks on one host, as MPICH's mpirun starts them."""
+    for rank in range(4):
+        place = {"MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "4"}
+        yield begin(words, PMI_RANK=str(rank), PMI_SIZE="4", **place)
+
+
+def slurm(words):
+    """Two nodes of two tasks, as `srun -N2 -n4` starts them, all on this machine."""
+    step = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+    place = {"SHOAL_RENDEZVOUS": f"127.0.0.1:{free_port()}"}  # its nodes have no names here
+    for rank in range(4):
+        own = {"SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank // 2)}
+        yield begin(words, SLURM_LOCALID=str(rank % 2), **own, **step, **place)
+
+
+def torchrun(words):
+    """Two nodes of two processes."""
+    place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    how = ["--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "3", *place, "--no-python"]
+    for _ in range(2):
+        yield begin([sys.executable, "-m", "torch.distributed.run", *how, *words])
+
+
+def mpirun(words):
+    yield begin([*MPIRUN, "-n", "4", *words])
+
+
+ALL = [mpirun, mpich, slurm, torchrun]
+
+
+def losses(out):
+    [folder] = out.iterdir()
+    steps = [each for each in read_events(folder / "events.jsonl") if each["kind"] == "step"]
+    return {(each["node"], each["step"]): each["loss"] for each in steps}
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    """The losses of a run on this machine without a launcher."""
+    found = {}
+
+    def wanted(strategy):
+        if strategy not in found:
+            out = tmp_path_factory.mktemp("here")
+            done(begin([*TRAIN, "--workers", "4", "--strategy", strategy, "--out", str(out)]))
+            found[strategy] = losses(out)
+        return found[strategy]
+
+    return wanted
+
+
+@pytest.mark.parametrize(
+    ("launcher", "strategy"), [*((each, "sync") for each in ALL), (mpirun, "bmuf")]
+)
+def test_a_job_trains_as_ranks_bit_by_bit_as_it_does_here(tmp_path, launcher, strategy, wanted):
+    printed = done(*launcher([*TRAIN, "--strategy", strategy, "--out", str(tmp_path)]))
+    assert losses(tmp_path) == wanted(strategy)
+    assert "".join(printed).count("test accuracy") == 1  # rank 0 tells the result
+
+
+@pytest.mark.parametrize("launcher", ALL)
+def test_a_script_joins_the_world_of_its_ranks(launcher):
+    printed = "".join(done(*launcher([sys.executable, SCRIPT])))
+    lines = sorted(line for line in printed.splitlines() if line.startswith("rank"))
+    assert [line.partition(":")[0] for line in lines] == [
+        f"rank {rank} of 4, 1 servers" for rank in range(4)
+    ]
+    assert len({line.partition(":")[2] for line in lines}) == 1
+
+
+def test_shoal_run_has_the_options_and_the_folder_of_a_run(tmp_path):
+    words = [*SHOAL, "run", "--strategy", "diloco", "--set", "tau=5", "--servers", "2"]
+    [printed] = done(*mpirun([*words, "--out", str(tmp_path), SCRIPT]))
+    assert printed.count("2 servers") == 4
+    [folder] = tmp_path.iterdir()
+    job = (folder / "job.toml").read_text()
+    assert "workers = 4" in job
+    assert 'strategy = "diloco"' in job
+    assert (folder / "summary.json").exists()
+
+
+def test_a_group_that_torchrun_starts_again_meets_again(tmp_path):
+    """Its two agents count their restarts apart; rank 3 is killed at step 20."""
+    mark = tmp_path / "killed"
+    nodes = [*torchrun([sys.executable, SCRIPT, "kill", str(mark)])]
+    printed = "".join(done(*nodes))
+    assert sorted(line[:11] for line in printed.splitlines() if "servers" in line) == [
+        f"rank {rank} of 4" for rank in range(4)
+    ]
+    first, again = map(float, Path(f"{mark}.steps").read_text().split())
+    assert first < float(mark.read_text()) < again
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--workers", "3"], "--workers 3 in a world of 4"),
+        (["--on-worker-loss", "replace"], "mpirun starts no worker again"),
+        (["--replicas", "3"], "needs at least 3 servers"),
+        (["--model", "no such model"], "unknown model"),
+    ],
+)
+def test_what_cannot_be_ends_all_ranks_before_anything_starts(tmp_path, words, told):
+    [process] = mpirun([*TRAIN, "--out", str(tmp_path), *words])
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert told in errors
+    assert not any(tmp_path.iterdir())
+
+
+def test_ranks_may_each_have_a_run_of_their_own(tmp_path):
+    words = [*SHOAL, "train", "digits", "--epochs", "1", "--workers", "1", "--launcher", "none"]
+    done(begin([*MPIRUN, "-n", "2", *words, "--out", str(tmp_path)]))
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_a_rank_that_fails_is_named(tmp_path):
+    script = tmp_path / "fails.py"
+    fails = "if context.rank == 2:\n    raise ValueError('no data')"
+    script.write_text(
+        f"import shoal\ncontext = shoal.init()\n{fails}\ncontext.client.barrier('end')\n"
+    )
+    [process] = mpirun([*SHOAL, "run", "--out", str(tmp_path / "runs"), str(script)])
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "ValueError: no data" in errors

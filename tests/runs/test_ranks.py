@@ -1,0 +1,41 @@
+"""What ranks of a launcher cannot be asked for."""
+
+import pytest
+
+from shoal.engines.launchers.world import World
+from shoal.errors import InvalidValue
+from shoal.runs.options import RunOptions
+from shoal.runs.ranks import check_ranked
+
+
+def world(launcher):
+    return World(launcher, 1, 4, 1, 4, "")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun"])
+def test_each_rank_is_a_worker(launcher):
+    check_ranked(world(launcher), RunOptions(workers=4))
+    with pytest.raises(InvalidValue, match="--workers 3 in a world of 4"):
+        check_ranked(world(launcher), RunOptions(workers=3))
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun", "srun"])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"on_worker_loss": "replace"}, "--on-worker-loss replace"),
+        ({"slow_workers": "backup"}, "--slow-workers backup"),
+    ],
+)
+def test_nobody_starts_a_rank_again(launcher, options, told):
+    with pytest.raises(InvalidValue, match=f"{told}: {launcher} starts no worker again"):
+        check_ranked(world(launcher), RunOptions(workers=4, **options))
+
+
+@pytest.mark.parametrize("value", ["drop", "reassign"])
+def test_a_rank_is_dropped_only_where_the_launcher_lets_the_others_go_on(value):
+    options = RunOptions(workers=4, on_worker_loss=value)
+    check_ranked(world("srun"), options)
+    for launcher in ("torchrun", "mpirun"):
+        with pytest.raises(InvalidValue, match=f"{launcher} ends all ranks when one fails; srun"):
+            check_ranked(world(launcher), options)

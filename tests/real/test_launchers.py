@@ -9,6 +9,7 @@ import pytest
 
 from shoal.engines.launchers.world import without_world
 from shoal.reports.events import read_events
+from tests.real.waiting import until
 from tests.transport.rigs import free_port
 
 pytestmark = pytest.mark.real
@@ -159,3 +160,57 @@ def test_a_rank_that_fails_is_named(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "ValueError: no data" in errors
+
+
+def test_a_run_of_ranks_writes_its_last_checkpoint_and_is_resumed(tmp_path):
+    """The results of all ranks are written before it."""
+    how = ["--strategy", "easgd", "--servers", "2", "--out", str(tmp_path)]
+    done(*mpich([*TRAIN, *how, "--checkpoint-every", "5"]))
+    [first] = tmp_path.iterdir()
+    assert not [*first.glob("workers/*/state.safetensors")]  # they are in the checkpoint
+    again = [*SHOAL, "train", "--resume", str(first), "--epochs", "2"]
+    printed = "".join(done(*mpich(again)))
+    assert "test accuracy" in printed
+    [second] = {*tmp_path.iterdir()} - {first}
+    assert "workers = 4" in (second / "job.toml").read_text()
+
+
+def test_a_run_under_srun_goes_on_without_a_rank_that_is_lost(tmp_path):
+    """Its last rank is killed when it has trained for a while; the others end, with a summary."""
+    how = ["--strategy", "asgd", "--epochs", "40", "--on-worker-loss", "drop"]
+    ranks = [*slurm([*TRAIN, *how, "--out", str(tmp_path)])]
+    until(lambda: [*tmp_path.glob("*/events.jsonl")], "it begins")
+    [events] = tmp_path.glob("*/events.jsonl")
+    of_last = '"node":"worker-3"'
+    until(lambda: events.read_text().count(of_last) > 3, "rank 3 trains")
+    lost = ranks.pop()
+    lost.kill()
+    lost.communicate()
+    printed = "".join(done(*ranks))
+    assert "test accuracy" in printed
+    assert (events.parent / "summary.json").exists()
+
+
+def test_a_file_of_a_job_may_not_have_other_workers_than_ranks(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text('data = "digits"\nworkers = 2\n')
+    ranks = [*mpich([*SHOAL, "train", str(job), "--out", str(tmp_path)])]
+    for each in ranks:
+        _, errors = each.communicate(timeout=60)
+        assert each.returncode == 2
+        assert "--workers 2 in a world of 4" in errors
+
+
+def test_shoal_train_in_a_script_gives_each_rank_the_result(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import shoal\nif __name__ == '__main__':\n"
+        "    result = shoal.train(data='digits', epochs=1, out='runs')\n"
+        "    print(round(result.metrics['accuracy'], 6), len(list(result.model.parameters())))\n"
+    )
+    [printed] = done(
+        begin([*MPIRUN, "-n", "2", "-wdir", str(tmp_path), sys.executable, str(script)])
+    )
+    first, second = printed.split("\n")[:2]
+    assert first == second
+    assert len([*(tmp_path / "runs").iterdir()]) == 1

@@ -5,7 +5,9 @@ import pytest
 from shoal.engines.launchers.world import World
 from shoal.errors import InvalidValue
 from shoal.runs.options import RunOptions
-from shoal.runs.ranks import check_ranked
+from shoal.runs.ranks import check_ranked, lost_ranks
+from shoal.storage.event_log import EventLog
+from shoal.storage.run_folder import RunFolder
 
 
 def world(launcher):
@@ -39,3 +41,14 @@ def test_a_rank_is_dropped_only_where_the_launcher_lets_the_others_go_on(value):
     for launcher in ("torchrun", "mpirun"):
         with pytest.raises(InvalidValue, match=f"{launcher} ends all ranks when one fails; srun"):
             check_ranked(world(launcher), options)
+
+
+def test_lost_ranks_are_the_workers_that_the_scheduler_has_lost(tmp_path):
+    folder = RunFolder.create(tmp_path, "run")
+    log = EventLog(folder.events, "scheduler", 0.0)
+    log.write("lost", name="worker-2", how="silence", launch="")
+    log.write("lost", name="server-1", how="silence", launch="")
+    log.write("lost", name="guests/worker-1", how="silence", launch="")
+    log.write("dropped", name="worker-3")
+    log.close()
+    assert lost_ranks(folder) == {2, 3}

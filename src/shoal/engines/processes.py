@@ -225,7 +225,8 @@ class Processes:
         if self._address is not None:
             self._address.remove()
             self._address = None
-        self.folder.token.unlink(missing_ok=True)
+        if SCHEDULER in self._tasks:
+            self.folder.token.unlink(missing_ok=True)
         self.at_stop.close()
 
     def __enter__(self) -> Processes:
@@ -239,7 +240,8 @@ class Processes:
     def _started(self, report: Started) -> None:
         name = report.name
         self.running[name] = report.pid
-        write_whole(self.folder.pids, msgspec.json.encode(self.running).decode())
+        if SCHEDULER in self._tasks:  # else the folder belongs to processes on another host
+            write_whole(self.folder.pids, msgspec.json.encode(self.running).decode())
         if report.address:
             self._addresses[name] = report.address
         if report.address and name == SCHEDULER:

@@ -28,6 +28,7 @@ def join_run(
     words: str = "",
     tick: Callable[[], None] = lambda: None,
     start_clock: int = 0,
+    written: Callable[[], None] = lambda: None,
 ) -> None:
     """Wait for a run's processes; its options say which of them may be lost.
 
@@ -39,10 +40,13 @@ def join_run(
                   has no checkpoint yet
     tick:         the function that is called again and again, for progress displays
     start_clock:  the clock of the checkpoint that the run continues from
+    written:      the function that waits until workers that are no processes of these have
+                  written their results
     """
     folder = processes.folder
     try:
         processes.join(tick, policy=run.loss_policy)
+        written()
         save_end(run, folder, start_clock)
         if said := without_checkpoint(run, folder):
             log.warning("%s", said)

@@ -30,11 +30,11 @@ from shoal.runs.ending import join_run
 from shoal.runs.options import RunOptions
 from shoal.runs.plan import cluster_of
 from shoal.runs.worker import threads_of
+from shoal.storage.event_log import NewEvents
 from shoal.storage.run_folder import RunFolder
 
 PREPARED_S = 3600.0  # for rank 0 to read and check the inputs
 VERDICT_S = 10.0  # after a worker has failed, for the scheduler's reason
-TICK_S = 0.1
 
 
 def world_here(launcher: str = "") -> World | None:
@@ -65,6 +65,7 @@ class RankedRun:
         self._meeting = Meeting(world, os.environ, place, PREPARED_S)
         self._rank = world.rank
         self._threads = threads_of(world.local_size)
+        self._folder = RunFolder(Path())
 
     def lead(
         self, begin: Callable[[], RunFolder], console: Console, started_at: float
@@ -90,28 +91,31 @@ class RankedRun:
 
             reply = self._meeting.meet(answer)
             [processes] = started
-            display = application.display(console, processes.folder)
+            tick = stack.enter_context(application.display(console, processes.folder))
             how = application.command, application.resume_words()
-            tick = stack.enter_context(display)
             joined = partial(join_run, processes, application.spec, *how)
             supervision = _Supervision(
-                lambda each: joined(each, application.start.clock), tick, stack
+                lambda tick, written: joined(tick, application.start.clock, written), tick, stack
             )
             self._work(reply, supervision)
-            return processes.folder
+            supervision.await_end()
+            self._meeting.wait(lost_ranks(processes.folder))
+            supervision.verdict()
+            self._folder = processes.folder
+            return self._folder
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0."""
         return self._rank == 0
 
-    def meet(self) -> None:
-        """Wait for all ranks."""
-        self._meeting.meet()
+    def summarised(self) -> None:
+        """Wait until rank 0 has written the summary."""
+        self._meeting.wait(lost_ranks(self._folder) if self.leads else ())
 
     def follow(self) -> RunFolder:
         """Be another rank: start the servers of this host if it is the first there, and work."""
-        reply = self._meeting.meet()
+        reply = self._meeting.meet(lambda ranks: {})
         folder = RunFolder(Path(reply["folder"]))
         if not folder.events.exists():
             raise DataMissing(
@@ -127,72 +131,102 @@ class RankedRun:
                     processes.start(task)
                 policy = self._application.spec.loss_policy
                 supervision = _Supervision(
-                    lambda tick: processes.join(tick, policy=policy), lambda: None, stack
+                    lambda tick, written: processes.join(tick, policy=policy), lambda: None, stack
                 )
             self._work(reply, supervision)
+            self._meeting.wait()
+            if supervision is not None:
+                supervision.verdict()
         return folder
 
     def _work(self, reply: Said, supervision: _Supervision | None) -> None:
-        """Do this rank's work as a worker, and wait for the others and for the end of the run."""
+        """Do this rank's work as a worker."""
         try:
             work(Task(**reply["workers"][self._rank]), self._threads)
         except ShoalError:
             if supervision is not None:
                 supervision.verdict(VERDICT_S)  # may say why the run has ended
             raise
-        self.meet()  # their results are written
-        if supervision is not None:
-            supervision.verdict()
 
 
 class _Supervision(Thread):
     """Waits for the processes of this host beside the worker.
 
-    join:   the function that waits; it calls its argument again and again
+    wait:   the function that waits: it calls its first argument again and again, and its second one
+            when they have ended, to wait for the results of all ranks
     tick:   the function for progress displays
     stack:  what ends the thread, before the processes that it waits for are stopped
     """
 
     def __init__(
         self,
-        join: Callable[[Callable[[], None]], None],
+        wait: Callable[[Callable[[], None], Callable[[], None]], None],
         tick: Callable[[], None],
         stack: ExitStack,
     ) -> None:
         super().__init__(name="shoal-supervision", daemon=True)
-        self._wait = join
+        self._wait = wait
         self._tick = tick
-        self._over = Event()
+        self._left = Event()
+        self._ended = Event()
+        self._written = Event()
         self._error: BaseException | None = None
-        stack.callback(self._end)
+        stack.callback(self._leave)
         self.start()
 
     def run(self) -> None:
         try:
-            self._wait(self._ticked)
-        except _Over:
+            self._wait(self._ticked, self._await_results)
+        except _Left:
             pass
         except BaseException as error:
             self._error = error
+        finally:
+            self._ended.set()
 
     def _ticked(self) -> None:
-        if self._over.is_set():
-            raise _Over
+        if self._left.is_set():
+            raise _Left
         self._tick()
 
+    def _await_results(self) -> None:
+        self._ended.set()
+        self._written.wait()
+        if self._left.is_set():
+            raise _Left
+
+    def await_end(self) -> None:
+        """Wait until the processes have ended, and raise the reason if they have failed."""
+        self._ended.wait()
+        if self._error is not None:
+            raise self._error
+
     def verdict(self, timeout_s: float | None = None) -> None:
-        """Wait for the end of the processes, and raise the reason if they have failed."""
+        """Wait for the end, all results being written; raise the reason if processes have failed.
+
+        timeout_s:  the time to wait before this worker's own error is the reason
+        """
+        if timeout_s is None:
+            self._written.set()
         self.join(timeout_s)
         if self._error is not None:
             raise self._error
 
-    def _end(self) -> None:
-        self._over.set()
+    def _leave(self) -> None:
+        self._left.set()
+        self._written.set()
         self.join()
 
 
-class _Over(Exception):
+class _Left(Exception):
     """The processes are not waited for any more."""
+
+
+def lost_ranks(folder: RunFolder) -> set[int]:
+    """Return the ranks that the run has gone on without."""
+    lost = NewEvents(folder.events, ("lost", "dropped"))()
+    names = [str(each.get("name", "")).partition("-") for each in lost]
+    return {int(number) for role, _, number in names if role == "worker" and number.isdigit()}
 
 
 def work(task: Task, threads: int) -> None:

@@ -63,12 +63,12 @@ def run_here(
                 how = application.command, application.resume_words()
                 join_run(processes, application.spec, *how, tick, application.start.clock)
     if ranked is not None and not ranked.leads:
-        ranked.meet()  # rank 0 has written it
+        ranked.summarised()
         return folder.read_summary()
     summary = application.summarise(folder, started_at)
     folder.write_summary(summary)
     if ranked is not None:
-        ranked.meet()
+        ranked.summarised()
     return summary
 
 

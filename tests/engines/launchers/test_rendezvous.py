@@ -109,6 +109,15 @@ def test_asks_of_an_earlier_group_do_not_count(store):
     assert "rank 1 has not" in error.message
 
 
+def test_ranks_that_are_known_to_be_gone_are_not_waited_for(store):
+    def one(rank):
+        place = StoreRendezvous(world(rank), store, "here")
+        return place.meet({"rank": rank}, lambda heard: {"heard": heard[1]}, 10.0, absent={1})
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(one, (0, 2))] == [{"heard": {}}] * 2
+
+
 def test_rank_0_stays_until_the_others_have_its_answer():
     """Its store ends with it."""
     port = free_port()

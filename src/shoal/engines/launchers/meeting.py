@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -106,7 +106,7 @@ class Meeting:
         self._timeout_s = timeout_s
         self._place = rendezvous_of(world, env, rendezvous, timeout_s)
 
-    def meet(self, answer: Callable[[Ranks], Said] = lambda ranks: {}) -> Said:
+    def meet(self, answer: Callable[[Ranks], Said]) -> Said:
         """Wait for the other ranks, and return rank 0's answer to them.
 
         answer:  the function that makes it; called on rank 0
@@ -121,6 +121,14 @@ class Meeting:
             return answer(Ranks([msgspec.convert(each, Heard) for each in heard], self._interface))
 
         return self._place.meet(msgspec.to_builtins(said), answered, self._timeout_s)
+
+    def wait(self, absent: Collection[int] = ()) -> None:
+        """Wait for the other ranks, except for those that rank 0 knows to be absent.
+
+        Raises:
+            JoinTimeout: some have not come
+        """
+        self._place.meet({}, lambda heard: {}, self._timeout_s, absent)
 
     def tasks(self, reply: Said) -> list[Task]:
         """Return the tasks that this rank has to start, as rank 0's answer has them."""

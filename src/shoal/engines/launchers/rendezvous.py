@@ -18,7 +18,7 @@ import re
 import secrets
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from hashlib import sha256
@@ -49,12 +49,15 @@ class Rendezvous(ABC):
     """Where the ranks of a world meet."""
 
     @abstractmethod
-    def meet(self, said: Said, answer: Answer, timeout_s: float) -> Said:
+    def meet(
+        self, said: Said, answer: Answer, timeout_s: float, absent: Collection[int] = ()
+    ) -> Said:
         """Say something, and return rank 0's answer.
 
         said:    what this rank says, as JSON has it
         answer:  the function that rank 0 calls with what all ranks have said, by rank; an error of
                  it is raised on all ranks
+        absent:  on rank 0, the ranks that will not come; {} is what they have said
 
         Raises:
             JoinTimeout: not all ranks have come within `timeout_s`; the text names those that have
@@ -73,18 +76,21 @@ class StoreRendezvous(Rendezvous):
         self._store = store
         self._where = where
 
-    def meet(self, said: Said, answer: Answer, timeout_s: float) -> Said:
+    def meet(
+        self, said: Said, answer: Answer, timeout_s: float, absent: Collection[int] = ()
+    ) -> Said:
         world, until = self._world, monotonic() + timeout_s
         if world.rank:
             return _told(self._ask({**said, "nonce": secrets.token_hex(8)}, until))
         epoch = secrets.token_hex(8)
         self._store.set("shoal/epoch", epoch)
-        said = {**said, "nonce": ""}
-        heard = [said, *(self._hear(epoch, rank, until) for rank in range(1, world.size))]
+        heard = [said]
+        for rank in range(1, world.size):
+            heard.append({} if rank in absent else self._hear(epoch, rank, until))
         reply = _answered(answer, heard)
-        reply["nonces"] = [each["nonce"] for each in heard]
+        reply["nonces"] = [each.get("nonce", "") for each in heard]
         self._store.set(f"shoal/answer/{epoch}", json.dumps(reply))
-        self._stay(epoch)
+        self._stay(epoch, world.size - 1 - len({*absent} - {0}))
         return _told(reply)
 
     def _ask(self, said: Said, until: float) -> Said:
@@ -114,10 +120,10 @@ class StoreRendezvous(Rendezvous):
         here = f"ranks 0 to {rank - 1} have come" if rank > 1 else "rank 0 has come"
         return self._await(asked, until, f"{here}, and rank {rank} has not")
 
-    def _stay(self, epoch: str) -> None:
+    def _stay(self, epoch: str, others: int) -> None:
         """Wait until the others have the answer: the store may end with this process."""
         until = monotonic() + SAY_S
-        while self._store.add(f"shoal/told/{epoch}", 0) < self._world.size - 1:
+        while self._store.add(f"shoal/told/{epoch}", 0) < others:
             if monotonic() >= until:  # they have ended, or they say themselves what they lack
                 return
             sleep(LOOK_S)
@@ -148,7 +154,9 @@ class MpiRendezvous(Rendezvous):
     def __init__(self, comm: Any) -> None:
         self._comm = comm
 
-    def meet(self, said: Said, answer: Answer, timeout_s: float) -> Said:
+    def meet(
+        self, said: Said, answer: Answer, timeout_s: float, absent: Collection[int] = ()
+    ) -> Said:
         import numpy as np
 
         comm = self._comm

@@ -1,6 +1,8 @@
 """Ranks that launchers start: torchrun and mpirun, and the variables of MPICH and of Slurm."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -214,3 +216,19 @@ def test_shoal_train_in_a_script_gives_each_rank_the_result(tmp_path):
     first, second = printed.split("\n")[:2]
     assert first == second
     assert len([*(tmp_path / "runs").iterdir()]) == 1
+
+
+def test_a_run_of_ranks_ends_with_the_reason_when_its_scheduler_is_gone(tmp_path):
+    """Rank 0's worker waits for a server that is gone, too: it is interrupted."""
+    how = ["--epochs", "100000", "--replicas", "2", "--out", str(tmp_path)]
+    [process] = mpirun([*TRAIN, *how])
+    until(lambda: [*tmp_path.glob("*/events.jsonl")], "it begins")
+    [events] = tmp_path.glob("*/events.jsonl")
+    until(lambda: '"kind":"step"' in events.read_text(), "it trains")
+    pids = json.loads((events.parent / "pids.json").read_text())
+    fork_server = Path(f"/proc/{pids['scheduler']}/stat").read_text().rpartition(")")[2].split()[1]
+    os.kill(int(fork_server), signal.SIGKILL)
+    _, errors = process.communicate(timeout=15)
+    assert process.returncode != 0
+    assert "scheduler was lost with its host" in errors
+    assert "goes on without" not in errors

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from threading import Event, Thread
+from signal import SIGINT, pthread_kill
+from threading import Event, Thread, main_thread
 
+import msgspec
 from rich.console import Console
 
 from shoal.engines.base import Task
 from shoal.engines.launchers.meeting import Meeting, Ranks
-from shoal.engines.launchers.rendezvous import Said
+from shoal.engines.launchers.rendezvous import Said, failed
 from shoal.engines.launchers.world import World, world_of
 from shoal.engines.processes import Processes
 from shoal.errors import DataMissing, InvalidValue, ShoalError
@@ -33,7 +35,8 @@ from shoal.runs.worker import threads_of
 from shoal.storage.event_log import NewEvents
 from shoal.storage.run_folder import RunFolder
 
-PREPARED_S = 3600.0  # for rank 0 to read and check the inputs
+COME_S = 600.0  # for all ranks to come, as rank 0 has it
+PREPARED_S = 3600.0  # for rank 0 to read and check the inputs, as the others have it
 VERDICT_S = 10.0  # after a worker has failed, for the scheduler's reason
 
 
@@ -62,7 +65,9 @@ class RankedRun:
         check_ranked(world, application.spec)
         self._application = application
         place = rendezvous or os.environ.get("SHOAL_RENDEZVOUS", "")
-        self._meeting = Meeting(world, os.environ, place, PREPARED_S)
+        timeout_s = PREPARED_S if world.rank else COME_S
+        self._meeting = Meeting(world, os.environ, place, timeout_s)
+        self._asked = msgspec.json.encode(application.spec)
         self._rank = world.rank
         self._threads = threads_of(world.local_size)
         self._folder = RunFolder(Path())
@@ -76,6 +81,7 @@ class RankedRun:
         """
         application = self._application
         with ExitStack() as stack:
+            stack.push(_note_failure)
             started: list[Processes] = []
 
             def answer(ranks: Ranks) -> Said:
@@ -89,7 +95,7 @@ class RankedRun:
                 told = {"folder": str(folder.path.resolve()), "tasks": ranks.tasks}
                 return {**told, "workers": [asdict(each) for each in workers]}
 
-            reply = self._meeting.meet(answer)
+            reply = self._meeting.meet(answer, self._asked)
             [processes] = started
             tick = stack.enter_context(application.display(console, processes.folder))
             how = application.command, application.resume_words()
@@ -97,10 +103,11 @@ class RankedRun:
             supervision = _Supervision(
                 lambda tick, written: joined(tick, application.start.clock, written), tick, stack
             )
-            self._work(reply, supervision)
-            supervision.await_end()
-            self._meeting.wait(lost_ranks(processes.folder))
-            supervision.verdict()
+            with supervision.reasons():
+                self._work(reply)
+                supervision.await_end()
+                self._meeting.wait(lost_ranks(processes.folder))
+                supervision.verdict()
             self._folder = processes.folder
             return self._folder
 
@@ -115,38 +122,36 @@ class RankedRun:
 
     def follow(self) -> RunFolder:
         """Be another rank: start the servers of this host if it is the first there, and work."""
-        reply = self._meeting.meet(lambda ranks: {})
-        folder = RunFolder(Path(reply["folder"]))
-        if not folder.events.exists():
-            raise DataMissing(
-                f"the run's folder {folder.path} is not on {socket.gethostname()}: give --out, a "
-                "folder that all hosts share"
-            )
         with ExitStack() as stack:
-            tasks = self._meeting.tasks(reply)
-            supervision: _Supervision | None = None
-            if tasks:
-                processes = stack.enter_context(Processes(folder))
-                for task in tasks:
-                    processes.start(task)
-                policy = self._application.spec.loss_policy
-                supervision = _Supervision(
-                    lambda tick, written: processes.join(tick, policy=policy), lambda: None, stack
+            stack.push(_note_failure)
+            reply = self._meeting.meet(lambda ranks: {}, self._asked)
+            folder = RunFolder(Path(reply["folder"]))
+            if not folder.events.exists():
+                raise DataMissing(
+                    f"the run's folder {folder.path} is not on {socket.gethostname()}: give --out, "
+                    "a folder that all hosts share"
                 )
-            self._work(reply, supervision)
-            self._meeting.wait()
-            if supervision is not None:
+            tasks = self._meeting.tasks(reply)
+            if not tasks:
+                self._work(reply)
+                self._meeting.wait()
+                return folder
+            processes = stack.enter_context(Processes(folder))
+            for task in tasks:
+                processes.start(task)
+            policy = self._application.spec.loss_policy
+            supervision = _Supervision(
+                lambda tick, written: processes.join(tick, policy=policy), lambda: None, stack
+            )
+            with supervision.reasons():
+                self._work(reply)
+                self._meeting.wait()
                 supervision.verdict()
-        return folder
+            return folder
 
-    def _work(self, reply: Said, supervision: _Supervision | None) -> None:
+    def _work(self, reply: Said) -> None:
         """Do this rank's work as a worker."""
-        try:
-            work(Task(**reply["workers"][self._rank]), self._threads)
-        except ShoalError:
-            if supervision is not None:
-                supervision.verdict(VERDICT_S)  # may say why the run has ended
-            raise
+        work(Task(**reply["workers"][self._rank]), self._threads)
 
 
 class _Supervision(Thread):
@@ -180,7 +185,9 @@ class _Supervision(Thread):
         except _Left:
             pass
         except BaseException as error:
-            self._error = error
+            if not self._left.is_set():
+                self._error = error
+                pthread_kill(main_thread().ident or 0, SIGINT)  # the worker may wait for ever
         finally:
             self._ended.set()
 
@@ -198,8 +205,24 @@ class _Supervision(Thread):
     def await_end(self) -> None:
         """Wait until the processes have ended, and raise the reason if they have failed."""
         self._ended.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raise the reason if the processes have failed."""
         if self._error is not None:
             raise self._error
+
+    @contextmanager
+    def reasons(self) -> Iterator[None]:
+        """Raise the reason in place of errors that it causes in a `with` block."""
+        try:
+            yield
+        except ShoalError:
+            self.verdict(VERDICT_S)
+            raise
+        except KeyboardInterrupt:  # perhaps by `run`
+            self.check()
+            raise
 
     def verdict(self, timeout_s: float | None = None) -> None:
         """Wait for the end, all results being written; raise the reason if processes have failed.
@@ -209,13 +232,18 @@ class _Supervision(Thread):
         if timeout_s is None:
             self._written.set()
         self.join(timeout_s)
-        if self._error is not None:
-            raise self._error
+        self.check()
 
     def _leave(self) -> None:
         self._left.set()
         self._written.set()
         self.join()
+
+
+def _note_failure(kind: type[BaseException] | None, *_: object) -> None:
+    """Note at the end of a `with` block that this rank ends with an error."""
+    if kind is not None:
+        failed()
 
 
 class _Left(Exception):

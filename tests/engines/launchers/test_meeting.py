@@ -52,3 +52,8 @@ def test_servers_are_spread_over_hosts_and_the_scheduler_is_on_rank_0s():
 def test_ranks_that_are_not_numbered_by_host_are_refused():
     with pytest.raises(InvalidValue, match="rank 0 is not the first rank of its host"):
         Ranks([Heard(1, "a", "a"), Heard(0, "a", "a")])
+
+
+def test_ranks_with_other_options_are_refused():
+    with pytest.raises(InvalidValue, match="ranks 0 and 2 have different options"):
+        Ranks([Heard(0, "a", "a", "x"), Heard(1, "a", "a", "x"), Heard(2, "a", "a", "y")])

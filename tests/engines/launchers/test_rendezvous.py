@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from subprocess import run
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -109,6 +110,23 @@ def test_asks_of_an_earlier_group_do_not_count(store):
     assert "rank 1 has not" in error.message
 
 
+def test_an_unexpected_error_of_rank_0_is_told_to_the_others(store):
+    def one(rank):
+        place = StoreRendezvous(world(rank, 2), store, "here")
+        try:
+            place.meet({}, answer, 10.0)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def answer(heard):
+        raise OSError("no space left")
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(one, (0, 1))
+    assert first == "OSError: no space left"
+    assert second == "ProcessDied: rank 0 has failed: OSError: no space left"
+
+
 def test_ranks_that_are_known_to_be_gone_are_not_waited_for(store):
     def one(rank):
         place = StoreRendezvous(world(rank), store, "here")
@@ -194,6 +212,15 @@ def test_mpi4py_without_a_library_of_mpi_is_told(monkeypatch):
         rendezvous_of(world(1, launcher="mpirun"), {}, "", 1.0)
 
 
+def test_another_mpi_than_that_of_mpirun_is_told(monkeypatch):
+    """Each process is then alone in its world."""
+    comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1)
+    mpi = SimpleNamespace(rc=SimpleNamespace(), COMM_WORLD=comm)
+    monkeypatch.setattr(rendezvous, "require", lambda module, what: mpi)
+    with pytest.raises(InvalidValue, match=r"rank 1 of 3, and mpi4py is rank 0 of 1"):
+        rendezvous_of(world(1, launcher="mpirun"), {}, "", 1.0)
+
+
 @pytest.mark.real
 def test_ranks_meet_by_mpi():
     script = str(Path(__file__).parent / "scripts" / "meets.py")
@@ -205,3 +232,12 @@ def test_ranks_meet_by_mpi():
         "1 012 refused",
         "2 012 refused",
     ]
+
+
+@pytest.mark.real
+def test_mpirun_ends_the_others_when_a_rank_fails_that_has_met_them_by_mpi():
+    script = str(Path(__file__).parent / "scripts" / "meets.py")
+    words = [MPIRUN, "-n", "3", "--oversubscribe", "--allow-run-as-root", sys.executable, script]
+    done = run([*words, "fail"], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode != 0
+    assert "SystemError: rank 2 fails" in done.stderr

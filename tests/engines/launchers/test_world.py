@@ -14,6 +14,7 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }  # fmt: skip
 MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+ALONE = {"MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
 JOB = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
 STEP = {
     **JOB, "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
@@ -42,12 +43,18 @@ def test_a_batch_script_is_no_rank():
 
 
 def test_a_world_of_one_is_none():
-    assert world_of({"PMI_RANK": "0", "PMI_SIZE": "1"}) is None
+    assert world_of({**MPICH, "PMI_RANK": "0", "PMI_SIZE": "1"} | ALONE) is None
 
 
 def test_the_innermost_launcher_counts():
     assert world_of({**STEP, **TORCHRUN}).launcher == "torchrun"
     assert world_of({**STEP, **OPEN_MPI}).launcher == "mpirun"
+
+
+def test_srun_with_a_plugin_of_mpi_is_srun():
+    """It sets some of MPICH's variables, too, and not those of ranks on this host."""
+    world = world_of({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4"})
+    assert (world.launcher, world.local_size) == ("srun", 2)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +80,7 @@ def test_a_launcher_that_has_started_nothing_is_refused():
     [
         ({"RANK": "0"}, "torchrun has set RANK=0 and no WORLD_SIZE.*SHOAL_LAUNCHER=none"),
         ({"PMI_SIZE": "4"}, "mpirun has set PMI_SIZE=4 and no PMI_RANK"),
+        ({"PMI_SIZE": "4", "PMI_RANK": "1"}, "PMI_RANK=1, PMI_SIZE=4 and no MPI_LOCALRANKID"),
         ({**TORCHRUN, "RANK": "4"}, "RANK=4, WORLD_SIZE=4, .*there is no such rank"),
         ({**TORCHRUN, "LOCAL_RANK": "2"}, "local rank 2 of 2: there is no such rank"),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, "local rank 1 of 5: there is no such rank"),

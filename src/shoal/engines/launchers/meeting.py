@@ -12,6 +12,8 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
+from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,13 @@ class Heard(msgspec.Struct, frozen=True):
 
     host:     the name of its host
     machine:  what tells whether another process can connect to its loopback address
+    asked:    a digest of what its command was asked to do
     """
 
     local_rank: int
     host: str
     machine: str
+    asked: str = ""
 
 
 class Ranks:
@@ -56,6 +60,11 @@ class Ranks:
         if self.leaders[:1] != [0]:
             raise InvalidValue(
                 "rank 0 is not the first rank of its host: let the launcher number ranks by host"
+            )
+        others_asked = [rank for rank, each in enumerate(heard) if each.asked != heard[0].asked]
+        if others_asked:
+            raise InvalidValue(
+                f"ranks 0 and {others_asked[0]} have different options: give all ranks the same"
             )
         self.listen = self.token = ""
         if len(self.leaders) > 1:
@@ -106,16 +115,18 @@ class Meeting:
         self._timeout_s = timeout_s
         self._place = rendezvous_of(world, env, rendezvous, timeout_s)
 
-    def meet(self, answer: Callable[[Ranks], Said]) -> Said:
+    def meet(self, answer: Callable[[Ranks], Said], asked: bytes = b"") -> Said:
         """Wait for the other ranks, and return rank 0's answer to them.
 
         answer:  the function that makes it; called on rank 0
+        asked:   what this command was asked to do, the same on all ranks
 
         Raises:
             JoinTimeout: some have not come
             ShoalError: the error of `answer`, on all ranks
         """
-        said = Heard(self.world.local_rank, socket.gethostname(), _machine())
+        digest = sha256(asked).hexdigest()
+        said = Heard(self.world.local_rank, socket.gethostname(), _machine(), digest)
 
         def answered(heard: list[Said]) -> Said:
             return answer(Ranks([msgspec.convert(each, Heard) for each in heard], self._interface))
@@ -123,12 +134,8 @@ class Meeting:
         return self._place.meet(msgspec.to_builtins(said), answered, self._timeout_s)
 
     def wait(self, absent: Collection[int] = ()) -> None:
-        """Wait for the other ranks, except for those that rank 0 knows to be absent.
-
-        Raises:
-            JoinTimeout: some have not come
-        """
-        self._place.meet({}, lambda heard: {}, self._timeout_s, absent)
+        """Wait for the other ranks, except for those that rank 0 knows to be absent."""
+        self._place.meet({}, lambda heard: {}, inf, absent)
 
     def tasks(self, reply: Said) -> list[Task]:
         """Return the tasks that this rank has to start, as rank 0's answer has them."""

@@ -11,11 +11,13 @@ the others ask in the latest one: an answer counts for a rank if it names what t
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
 import re
 import secrets
+import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -28,12 +30,14 @@ from typing import Any
 from zlib import crc32
 
 from shoal.engines.launchers.world import World
-from shoal.errors import InvalidValue, JoinTimeout, PackageMissing, ShoalError, by_name
+from shoal.errors import InvalidValue, JoinTimeout, PackageMissing, ProcessDied, ShoalError, by_name
 from shoal.extras import require
 from shoal.ownership import private_folder
 from shoal.transport.tcp import endpoint_of
 
 log = logging.getLogger("shoal.engine")
+_stores: dict[str, Any] = {}  # by address: rank 0's end with its process, not with a meeting
+_failed = False
 
 Said = dict[str, Any]
 Answer = Callable[[list[Said]], Said]
@@ -75,22 +79,27 @@ class StoreRendezvous(Rendezvous):
         self._world = world
         self._store = store
         self._where = where
+        self._meetings = 0
 
     def meet(
         self, said: Said, answer: Answer, timeout_s: float, absent: Collection[int] = ()
     ) -> Said:
         world, until = self._world, monotonic() + timeout_s
+        self._meetings += 1
         if world.rank:
-            return _told(self._ask({**said, "nonce": secrets.token_hex(8)}, until))
+            nonce = f"{self._meetings} {secrets.token_hex(8)}"
+            return _told(self._ask({**said, "nonce": nonce}, until))
         epoch = secrets.token_hex(8)
         self._store.set("shoal/epoch", epoch)
         heard = [said]
         for rank in range(1, world.size):
             heard.append({} if rank in absent else self._hear(epoch, rank, until))
-        reply = _answered(answer, heard)
+        reply, error = _answered(answer, heard)
         reply["nonces"] = [each.get("nonce", "") for each in heard]
         self._store.set(f"shoal/answer/{epoch}", json.dumps(reply))
         self._stay(epoch, world.size - 1 - len({*absent} - {0}))
+        if error is not None:
+            raise error
         return _told(reply)
 
     def _ask(self, said: Said, until: float) -> Said:
@@ -115,7 +124,8 @@ class StoreRendezvous(Rendezvous):
         def asked() -> Said | None:
             text = self._get(f"shoal/ask/{epoch}/{rank}")
             found: Said | None = json.loads(text) if text else None
-            return found
+            late = found is not None and not found["nonce"].startswith(f"{self._meetings} ")
+            return None if late else found
 
         here = f"ranks 0 to {rank - 1} have come" if rank > 1 else "rank 0 has come"
         return self._await(asked, until, f"{here}, and rank {rank} has not")
@@ -129,14 +139,15 @@ class StoreRendezvous(Rendezvous):
             sleep(LOOK_S)
 
     def _await(self, look: Callable[[], Said | None], until: float, missing: str) -> Said:
-        world, say_at = self._world, monotonic() + SAY_S
+        world, began = self._world, monotonic()
+        say_at = began + SAY_S
         what = f"the {world.size} ranks of {world.launcher} at {self._where}: {missing}"
         while (found := look()) is None:
             now = monotonic()
             if now >= until:
                 raise JoinTimeout(f"gave up waiting for {what}")
             if now >= say_at:
-                say_at = now + SAY_S
+                say_at = now + (now - began)  # each wait is twice as long
                 log.warning("waiting for %s", what)
             sleep(LOOK_S)
         return found
@@ -166,16 +177,19 @@ class MpiRendezvous(Rendezvous):
         everything = np.empty(int(sizes.sum()), np.uint8)
         comm.Allgatherv(mine, (everything, sizes))
         reply, size = np.empty(0, np.uint8), np.zeros(1, np.int64)
+        error: Exception | None = None
         if comm.Get_rank() == 0:
             ends = np.cumsum(sizes)
             texts = [bytes(everything[end - n : end]) for n, end in zip(sizes, ends, strict=True)]
-            answered = _answered(answer, [json.loads(text) for text in texts])
+            answered, error = _answered(answer, [json.loads(text) for text in texts])
             reply = np.frombuffer(json.dumps(answered).encode(), np.uint8)
             size[0] = reply.size
         comm.Bcast(size)
         if comm.Get_rank():
             reply = np.empty(int(size[0]), np.uint8)
         comm.Bcast(reply)
+        if error is not None:
+            raise error
         return _told(json.loads(bytes(reply)))
 
 
@@ -199,21 +213,44 @@ def rendezvous_of(
     if world.one_host:
         return _in_folder(world, env)
     if world.launcher == "mpirun":
-        mpi: Any = _mpi(world)
-        return MpiRendezvous(mpi.COMM_WORLD)
+        return MpiRendezvous(_mpi(world))
     return _at_store(world, _first_node(env), world.rank == 0, timeout_s)
 
 
 def _mpi(world: World) -> Any:
-    """Import MPI of mpi4py."""
+    """Return the communicator of all ranks, by mpi4py.
+
+    MPI's end waits for all ranks. So a rank that fails does without it, and mpirun ends the others.
+    """
     elsewhere = "or give --rendezvous HOST:PORT (SHOAL_RENDEZVOUS), an address of rank 0's host"
     what = f"the {world.size} ranks of mpirun are on several hosts, where they meet by MPI"
     try:
-        return require("mpi4py.MPI", what)
+        require("mpi4py", what).rc.finalize = False
+        mpi: Any = require("mpi4py.MPI", what)
     except PackageMissing as error:
         raise PackageMissing(f"{error.message}, {elsewhere}") from None
     except (ImportError, RuntimeError) as error:  # it finds no library of MPI
         raise InvalidValue(f"{what}: {_first_line(error)}; {elsewhere}") from None
+    seen = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
+    if seen != (world.rank, world.size):
+        raise InvalidValue(
+            f"mpirun has started rank {world.rank} of {world.size}, and mpi4py is rank {seen[0]} "
+            f"of {seen[1]}: it uses another MPI than this mpirun; {elsewhere}"
+        )
+    atexit.register(_finalize, mpi)
+    return mpi.COMM_WORLD
+
+
+def failed() -> None:
+    """Note that this rank ends with an error."""
+    global _failed
+    _failed = True
+
+
+def _finalize(mpi: Any) -> None:
+    """End MPI, unless this process ends with an error."""
+    if not (_failed or getattr(sys, "last_value", None) is not None or mpi.Is_finalized()):
+        mpi.Finalize()
 
 
 def _needed(env: Mapping[str, str], name: str, world: World) -> str:
@@ -232,13 +269,13 @@ def _at_store(world: World, where: str, serves: bool, timeout_s: float) -> Rende
     dist: Any = torch_distributed  # its stubs leave the stores out
     host, port = endpoint_of(where)
     until = monotonic() + timeout_s
-    while True:
+    while where not in _stores:
         limit = timedelta(seconds=max(1.0, min(SAY_S, until - monotonic())))
         try:
             store = dist.TCPStore(
                 host, port, is_master=serves, timeout=limit, wait_for_workers=False
             )
-            return StoreRendezvous(world, store, where)
+            _stores[where] = store
         except Exception as error:  # torch's own classes
             if serves:
                 raise InvalidValue(
@@ -250,6 +287,7 @@ def _at_store(world: World, where: str, serves: bool, timeout_s: float) -> Rende
                     f"{_first_line(error)}"
                 ) from None
             log.warning("nobody serves the rendezvous at %s yet", where)
+    return StoreRendezvous(world, _stores[where], where)
 
 
 def _first_line(error: Exception) -> str:
@@ -312,11 +350,15 @@ def _process(process: int) -> tuple[str, int, str]:
     return before.partition("(")[2], int(fields[1]), fields[19]
 
 
-def _answered(answer: Answer, heard: list[Said]) -> Said:
+def _answered(answer: Answer, heard: list[Said]) -> tuple[Said, Exception | None]:
+    """Return rank 0's answer, or what others are told of its error, and the error."""
     try:
-        return {"answer": answer(heard)}
+        return {"answer": answer(heard)}, None
     except ShoalError as error:
-        return {"error": type(error).__name__, "message": error.message}
+        return {"error": type(error).__name__, "message": error.message}, error
+    except Exception as error:
+        told = f"rank 0 has failed: {type(error).__name__}: {error}"
+        return {"error": ProcessDied.__name__, "message": told}, error
 
 
 def _told(reply: Said) -> Said:

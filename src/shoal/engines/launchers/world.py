@@ -59,6 +59,7 @@ class _Launcher:
     """The variables of a launcher.
 
     local_size:  the variable with the number of ranks on this host, or a function that finds it
+    whole:       whether it counts only with all of its variables: srun may set some of them, too
     """
 
     name: str
@@ -67,6 +68,7 @@ class _Launcher:
     size: str
     local_rank: str
     local_size: str | Callable[[Env], str]
+    whole: bool = False
 
 
 def _tasks_of_node(env: Env) -> str:
@@ -94,10 +96,11 @@ LAUNCHERS = (
         f"{_OMPI}_LOCAL_RANK",
         f"{_OMPI}_LOCAL_SIZE",
     ),
-    _Launcher("mpi", "mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Launcher("mpi", "mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", True),
     _Launcher(
         "slurm", "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", _tasks_of_node
     ),
+    _Launcher("mpi", "mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 NAMES = ("auto", NONE, *dict.fromkeys(each.name for each in LAUNCHERS))
 # what a process that a rank has started must not take for its own
@@ -136,16 +139,23 @@ def without_world(env: Env) -> dict[str, str]:
 
 
 def _has_started(each: _Launcher, env: Env) -> bool:
+    if each.whole and str(each.local_size) not in env:
+        return False
     return (each.rank if each.name == "torchrun" else each.size) in env  # a batch script has a rank
 
 
 def _read(each: _Launcher, env: Env) -> World:
     local = each.local_size
+    by_hand = each.name == "torchrun"  # such ranks are on hosts of their own if nothing says more
     told = {
         each.rank: env.get(each.rank),
         each.size: env.get(each.size),
-        each.local_rank: env.get(each.local_rank, "0"),
-        "ranks on this host": env.get(local, "1") if isinstance(local, str) else local(env) or "1",
+        each.local_rank: env.get(each.local_rank, "0" if by_hand else None),
+        local if isinstance(local, str) else "SLURM_STEP_TASKS_PER_NODE": (
+            env.get(local, "1" if by_hand else None)
+            if isinstance(local, str)
+            else local(env) or None
+        ),
     }
     shown = ", ".join(f"{name}={text}" for name, text in [*told.items()][:2] if text is not None)
     numbers = []

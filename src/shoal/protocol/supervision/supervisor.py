@@ -306,7 +306,7 @@ class Supervisor:
         """
         if not each.name.startswith("server"):
             return False
-        if each.host_lost:
+        if each.host_lost and not self.failed:
             self._warnings.append(f"{each.name} {each.how}, and the run goes on without it")
         return each.host_lost or self._restarts.started_well(each.name)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from shoal.protocol.supervision.supervisor import Exit
@@ -70,7 +71,7 @@ class Host(ABC):
 
     label: str
     folder: RunFolder
-    private: Any
+    private: Path
 
     @abstractmethod
     def address(self, name: str) -> str:

@@ -47,8 +47,6 @@ class LocalHost(Host):
     folder:  the folder in which the processes write
     """
 
-    private: Path
-
     def __init__(self, folder: RunFolder) -> None:
         self.label = socket.gethostname()
         self.folder = folder

@@ -35,6 +35,15 @@ def test_ranks_of_several_hosts_use_tcp_with_a_token(monkeypatch):
     assert len(ranks.token) >= TOKEN_MIN
 
 
+def test_servers_of_a_host_share_its_memory():
+    ranks, processes = Ranks(VIRTUAL), Processes()
+    for number in range(3):
+        args = {"listen": "", "servers_here": 3}
+        ranks.start(processes, Task(f"server-{number}", "a:b", args))
+    [[there]] = ranks.tasks.values()
+    assert there["args"]["servers_here"] == 2
+
+
 def test_nodes_on_one_machine_use_its_loopback():
     assert Ranks(VIRTUAL).listen == "tcp://127.0.0.1:0"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,11 @@ class Ranks:
     def start(self, processes: Processes, task: Task) -> None:
         """Start a task here, or keep it for the first rank of its host."""
         name, _, number = task.name.partition("-")
-        leader = self.leaders[int(number) % len(self.leaders)] if name == "server" else 0
+        hosts = len(self.leaders)
+        leader = self.leaders[int(number) % hosts] if name == "server" else 0
+        if name == "server" and (servers := task.args.get("servers_here", 1)) > 1:
+            here = ceil(servers / hosts)  # they share this host's memory
+            task = replace(task, args={**task.args, "servers_here": here})
         if not leader:
             processes.start(task)
             return

@@ -44,6 +44,7 @@ Answer = Callable[[list[Said]], Said]
 
 SAY_S = 10.0  # before a rank says whom it waits for
 LOOK_S = 0.02  # between two looks into a store: it has no way to wait for one of two keys
+LOOK_MAX_S = 0.25  # the same after some seconds
 OLD_S = 86_400  # after which a rendezvous of this host is removed
 PORTS = range(20_000, 30_000)  # of stores in Slurm steps, one by each step's id
 STARTERS = ("mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "prted", "prterun", "orted")
@@ -140,7 +141,7 @@ class StoreRendezvous(Rendezvous):
 
     def _await(self, look: Callable[[], Said | None], until: float, missing: str) -> Said:
         world, began = self._world, monotonic()
-        say_at = began + SAY_S
+        say_at, pause = began + SAY_S, LOOK_S
         what = f"the {world.size} ranks of {world.launcher} at {self._where}: {missing}"
         while (found := look()) is None:
             now = monotonic()
@@ -149,7 +150,8 @@ class StoreRendezvous(Rendezvous):
             if now >= say_at:
                 say_at = now + (now - began)  # each wait is twice as long
                 log.warning("waiting for %s", what)
-            sleep(LOOK_S)
+            sleep(pause)
+            pause = min(1.1 * pause, LOOK_MAX_S)
         return found
 
     def _get(self, key: str) -> str:

@@ -150,7 +150,7 @@ class SimulatedCluster:
 
     @property
     def _launch(self) -> str:
-        return str(self._started)
+        return str(self._started) if self._plan.proves_death else ""
 
     @property
     def _started(self) -> int:

@@ -1,11 +1,16 @@
 """What ranks of a launcher cannot be asked for."""
 
+import msgspec
 import pytest
 
+from shoal.apps.script import ScriptApplication, ScriptRun
+from shoal.apps.train.command import TrainApplication
+from shoal.engines.base import Task
 from shoal.engines.launchers.world import World
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, NotTrusted
+from shoal.runs.job import from_mapping
 from shoal.runs.options import RunOptions
-from shoal.runs.ranks import check_ranked, lost_ranks
+from shoal.runs.ranks import check_ranked, check_worker, lost_ranks
 from shoal.storage.event_log import EventLog
 from shoal.storage.run_folder import RunFolder
 
@@ -52,3 +57,29 @@ def test_lost_ranks_are_the_workers_that_the_scheduler_has_lost(tmp_path):
     log.write("dropped", name="worker-3")
     log.close()
     assert lost_ranks(folder) == {2, 3}
+
+
+def test_a_worker_from_a_store_runs_no_other_code_than_this_rank_was_asked_to(tmp_path):
+    script = tmp_path / "train.py"
+    script.touch()
+    ran = ScriptApplication(script, ["--lr", "1"], ScriptRun())
+    own = {"script": str(script), "args": ["--lr", "1"]}
+    trains = TrainApplication(from_mapping({"data": "digits"}), [])
+    spec = msgspec.to_builtins(trains.spec.resolved)
+    fits = [
+        (Task("worker-1", ran.entry, own, env={"SHOAL_RANK": "1"}), ran),
+        (Task("worker-1", trains.entry, {"spec": spec}), trains),
+    ]
+    for task, application in fits:
+        check_worker(task, application)
+    for task, application in (
+        (Task("worker-1", "os:system", own), ran),
+        (Task("worker-1", ran.entry, {**own, "script": "/tmp/theirs.py"}), ran),
+        (Task("worker-1", ran.entry, own, env={"PYTHONPATH": "/tmp"}), ran),
+        (Task("worker-1", ran.entry, own, env={"SHOAL_STRATEGY": "theirs.py:Mine"}), ran),
+        (Task("worker-1", ran.entry, {"spec": spec}), trains),
+        (Task("worker-1", trains.entry, {"spec": {**spec, "model": "theirs:net"}}), trains),
+        (Task("worker-1", trains.entry, {"spec": {**spec, "resume": "/tmp/theirs"}}), trains),
+    ):
+        with pytest.raises(NotTrusted, match="other code"):
+            check_worker(task, application)

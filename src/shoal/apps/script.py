@@ -46,6 +46,7 @@ class ScriptApplication(Application[ScriptRun]):
 
     name = SCRIPT
     command = "run"
+    entry = "shoal.apps.script:worker_main"
     saves_shards = False
 
     def __init__(self, path: Path, args: Sequence[str], spec: ScriptRun) -> None:
@@ -101,7 +102,7 @@ class ScriptApplication(Application[ScriptRun]):
         return [
             Task(
                 f"worker-{rank}",
-                "shoal.apps.script:worker_main",
+                self.entry,
                 {"script": script, "args": args, "threads": threads},
                 env={**env, "SHOAL_RANK": str(rank)},
                 inherit_output=rank == 0 and how.output == "rank0",

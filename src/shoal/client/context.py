@@ -101,9 +101,9 @@ class Context:
     def before_close(self, optimizer: Any) -> None:
         """Register an optimizer to `leave` before this worker leaves the run without an error.
 
-        Those that live are called in the order of registration, each with all that are in use: the
-        last one, and those that step after it was registered. These are kept until then, so that
-        all workers take part in the same exchanges, whenever each of them collects its garbage.
+        Living optimizers are called in the order of registration, each with all optimizers in use:
+        the last one, and any that steps after the last one was registered. The context keeps the
+        optimizers in use alive, so that garbage collection does not change the exchanges.
         """
         self._optimizers.append(ref(optimizer))
         self._in_use = {id(optimizer): optimizer}

@@ -122,8 +122,8 @@ class Engine(ABC):
     """Reserves hosts for the processes of runs.
 
     Attributes:
-        reports_ends: whether the scheduler is told of a process's end. Where hosts are to be lost
-            with their processes, as in tests, nobody is left to tell it.
+        reports_ends: whether the scheduler is told of a process's end; False for hosts that stand
+            for machines, which are lost with all that could tell it.
     """
 
     reports_ends: ClassVar[bool] = True

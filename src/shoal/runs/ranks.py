@@ -26,11 +26,12 @@ from shoal.engines.launchers.meeting import Meeting, Ranks
 from shoal.engines.launchers.rendezvous import Said, failed
 from shoal.engines.launchers.world import World, world_of
 from shoal.engines.processes import Processes
-from shoal.errors import DataMissing, InvalidValue, ShoalError
+from shoal.errors import DataMissing, InvalidValue, NotTrusted, ShoalError
 from shoal.runs.application import Application, Spec
 from shoal.runs.ending import join_run
 from shoal.runs.options import RunOptions
 from shoal.runs.plan import cluster_of
+from shoal.runs.trust import code_of
 from shoal.runs.worker import threads_of
 from shoal.storage.event_log import NewEvents
 from shoal.storage.run_folder import RunFolder
@@ -124,6 +125,8 @@ class RankedRun:
         """Be another rank: start the servers of this host if it is the first there, and work."""
         with ExitStack() as stack:
             stack.push(_note_failure)
+            application = self._application
+            application.check()
             reply = self._meeting.meet(lambda ranks: {}, self._asked)
             folder = RunFolder(Path(reply["folder"]))
             if not folder.events.exists():
@@ -131,7 +134,7 @@ class RankedRun:
                     f"the run's folder {folder.path} is not on {socket.gethostname()}: give --out, "
                     "a folder that all hosts share"
                 )
-            tasks = self._meeting.tasks(reply)
+            tasks = self._meeting.tasks(reply, application.imports, application.script)
             if not tasks:
                 self._work(reply)
                 self._meeting.wait()
@@ -139,7 +142,7 @@ class RankedRun:
             processes = stack.enter_context(Processes(folder))
             for task in tasks:
                 processes.start(task)
-            policy = self._application.spec.loss_policy
+            policy = application.spec.loss_policy
             supervision = _Supervision(
                 lambda tick, written: processes.join(tick, policy=policy), lambda: None, stack
             )
@@ -151,7 +154,10 @@ class RankedRun:
 
     def _work(self, reply: Said) -> None:
         """Do this rank's work as a worker."""
-        work(Task(**reply["workers"][self._rank]), self._threads)
+        task = Task(**reply["workers"][self._rank])
+        if self._rank:
+            check_worker(task, self._application)
+        work(task, self._threads)
 
 
 class _Supervision(Thread):
@@ -261,6 +267,32 @@ def work(task: Task, threads: int) -> None:
     """Do a worker's task in this process."""
     os.environ.update({**task.env, "OMP_NUM_THREADS": str(threads)})
     resolve_name(task.entry)(**{**task.args, "threads": threads})
+
+
+def check_worker(task: Task, application: Application[Spec]) -> None:
+    """Refuse a worker's task that names other code than this rank was asked to run.
+
+    It has come from a store of torch, which has no password.
+
+    Raises:
+        NotTrusted: it does
+    """
+    spec, args = application.spec, task.args
+    if application.script:
+        named = [args.get("script"), *args.get("args", ())]
+        same = named == [*application.script]
+        strategy = getattr(spec, "strategy", "")
+        same &= task.env.get("SHOAL_STRATEGY", "") == strategy
+        same &= all(name.startswith(("SHOAL_", "OMP_NUM_")) for name in task.env)
+    else:
+        given, own = args.get("spec", {}), [spec, getattr(spec, "resolved", spec)]
+        codes = [code_of(msgspec.to_builtins(each)) for each in own]
+        same = code_of(given) in codes and given.get("resume", "") == spec.resume and not task.env
+    if task.entry != application.entry or not same:
+        raise NotTrusted(
+            "the answer at the ranks' rendezvous has a worker that runs other code than this rank "
+            f"was asked to run: {task.entry}"
+        )
 
 
 def check_ranked(world: World, run: RunOptions) -> None:

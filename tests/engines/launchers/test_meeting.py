@@ -1,11 +1,13 @@
 """What rank 0 knows of the hosts, and what is started where."""
 
+from dataclasses import replace
+
 import pytest
 
 from shoal.engines.base import Task
 from shoal.engines.launchers import meeting
-from shoal.engines.launchers.meeting import Heard, Ranks
-from shoal.errors import InvalidValue
+from shoal.engines.launchers.meeting import SERVER, Heard, Ranks
+from shoal.errors import InvalidValue, NotTrusted
 from shoal.transport.base import TOKEN_MIN
 
 ONE = [Heard(rank, "a", "a") for rank in range(3)]
@@ -66,3 +68,23 @@ def test_ranks_that_are_not_numbered_by_host_are_refused():
 def test_ranks_with_other_options_are_refused():
     with pytest.raises(InvalidValue, match="ranks 0 and 2 have different options"):
         Ranks([Heard(0, "a", "a", "x"), Heard(1, "a", "a", "x"), Heard(2, "a", "a", "y")])
+
+
+OURS = Task("server-1", SERVER, {"listen": "", "imports": ["mine.py"]})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"entry": "os:system"},
+        {"preload": ("os:abort",)},
+        {"env": {"LD_PRELOAD": "theirs.so"}},
+        {"name": "../../server-1"},
+        {"args": {"listen": "", "imports": ["theirs.py"]}},
+        {"args": {"listen": "", "imports": ["mine.py"], "script": ["theirs.py"]}},
+    ],
+)
+def test_a_store_that_anybody_may_write_to_brings_no_code(changed):
+    meeting._check_server(OURS, {"imports": ["mine.py"], "script": []})
+    with pytest.raises(NotTrusted, match="no server's, or with other code"):
+        meeting._check_server(replace(OURS, **changed), {"imports": ["mine.py"], "script": []})

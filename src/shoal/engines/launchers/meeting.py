@@ -7,9 +7,10 @@ host starts those that are there.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
@@ -20,13 +21,15 @@ from typing import Any
 import msgspec
 
 from shoal.engines.addresses import reachable
-from shoal.engines.base import Task
+from shoal.engines.base import SPARSE, Task
 from shoal.engines.cluster import processes_here, start_cluster
 from shoal.engines.launchers.rendezvous import Said, rendezvous_of
 from shoal.engines.launchers.world import World
 from shoal.engines.processes import Processes
-from shoal.errors import InvalidValue
+from shoal.errors import InvalidValue, NotTrusted
 from shoal.transport.tcp import tcp_address
+
+SERVER = "shoal.engines.roles:run_server"
 
 
 class Heard(msgspec.Struct, frozen=True):
@@ -141,9 +144,20 @@ class Meeting:
         """Wait for the other ranks, except for those that rank 0 knows to be absent."""
         self._place.meet({}, lambda heard: {}, inf, absent)
 
-    def tasks(self, reply: Said) -> list[Task]:
-        """Return the tasks that this rank has to start, as rank 0's answer has them."""
-        return [Task(**each) for each in reply["tasks"].get(str(self.world.rank), [])]
+    def tasks(
+        self, reply: Said, imports: Sequence[str] = (), script: Sequence[str] = ()
+    ) -> list[Task]:
+        """Return the servers that this rank has to start, as rank 0's answer has them.
+
+        imports, script:  the user's code that servers import, as this rank was asked
+
+        Raises:
+            NotTrusted: the answer has anything else: stores of torch have no password
+        """
+        tasks = [Task(**each) for each in reply["tasks"].get(str(self.world.rank), [])]
+        for task in tasks:
+            _check_server(task, {"imports": [*imports], "script": [*script]})
+        return tasks
 
 
 def join_cluster(
@@ -176,7 +190,7 @@ def join_cluster(
     try:
         meeting = Meeting(world, env, rendezvous, timeout_s)
         told = meeting.meet(answer)
-        for task in meeting.tasks(told):
+        for task in meeting.tasks(told, **code):
             processes = processes or processes_here()
             processes.start(task)
     except BaseException:
@@ -184,6 +198,17 @@ def join_cluster(
             processes.stop()
         raise
     return told["scheduler"], told["token"], processes
+
+
+def _check_server(task: Task, code: Mapping[str, list[str]]) -> None:
+    """Refuse a task that is not of a server, or that names other code than this rank was asked."""
+    named = {name: [*task.args.get(name, ())] for name in code}
+    ours = task.entry == SERVER and {*task.preload} <= {*SPARSE} and not task.env
+    if not (ours and named == code and re.fullmatch("server-[0-9]{1,4}", task.name)):
+        raise NotTrusted(
+            f"the answer at the ranks' rendezvous has a task {task.name!r} that is no server's, or "
+            f"with other code than this rank's: {task.entry} {named}"
+        )
 
 
 def _machine() -> str:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from shoal.keys import KeyRange
-from shoal.protocol.messages import admin, collective, handshake, membership, replication, requests
+from shoal.protocol.messages import (
+    admin,
+    collective,
+    handshake,
+    hosts,
+    membership,
+    replication,
+    requests,
+)
 from shoal.protocol.messages.base import PROTOCOL_VERSION, Message, Part
 from shoal.protocol.views import FOREVER, Member, Placement, View
 from shoal.tables.consistency import ssp
@@ -55,6 +63,12 @@ EXAMPLES: list[Message] = [
     membership.ViewRefused((2, 6), (2, 5)),
     membership.Synced(7, ((0, 1 << 62, 5),)),
     membership.WaitTimes(7, ((8, 0.25), (1 << 40, 1e9))),
+    hosts.HostHeld("host-a", "/runs/a", "tcp://10.0.0.7:0"),
+    hosts.HostAsked(1 << 62, "read", "logs/worker-0.log", 1 << 40, hosts.PIECE_BYTES),
+    hosts.HostAsked(3, "put", "inputs/corpus", last=True),
+    hosts.HostAnswered(3, 28, "No space left on device"),
+    hosts.HostReports(1 << 40, ('{"name": "server-1", "code": -9}',)),
+    hosts.HostReportsSeen(1 << 62),
     admin.StatusRequest(),
     admin.StatusReply(
         "server-0", (admin.Waits("pull w[0:9)", "waits for worker-0", 1, (("worker-1", 2.5),)),)

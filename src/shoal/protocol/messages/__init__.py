@@ -10,12 +10,22 @@ from shoal.protocol.messages import (
     admin,
     collective,
     handshake,
+    hosts,
     membership,
     replication,
     requests,
 )
 from shoal.protocol.messages.base import Message
 
-__all__ = ["MESSAGES", "admin", "collective", "handshake", "membership", "replication", "requests"]
+__all__ = [
+    "MESSAGES",
+    "admin",
+    "collective",
+    "handshake",
+    "hosts",
+    "membership",
+    "replication",
+    "requests",
+]
 
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())

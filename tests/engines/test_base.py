@@ -8,12 +8,16 @@ from itertools import count
 import pytest
 
 from shoal.engines import local
-from shoal.engines.base import Started
+from shoal.engines.base import Engine, Started
+from shoal.engines.host_files import LocalFiles
 from shoal.engines.hosts import Hosts, HostsEngine
-from shoal.engines.local import LocalEngine, LocalHost
+from shoal.engines.local import LocalEngine, LocalHost, OneHost
+from shoal.engines.remote import Desk, Keeper
+from shoal.storage.run_folder import RunFolder
 from shoal.storage.scratch import ScratchFolder
 from shoal.testing import engines
 from shoal.testing.engines import ENGINE_LAWS, NAMES
+from shoal.testing.machines import MachinesEngine
 
 pytestmark = pytest.mark.real
 no_namespaces = os.geteuid() != 0 or not shutil.which("tc")
@@ -35,6 +39,15 @@ def namespaces(tmp_path):
         yield lambda: (HostsEngine(hosts), tmp_path, lose)
 
 
+@pytest.fixture
+def machines(tmp_path):
+    """A machine for the servers, and one for all others."""
+    with Hosts(["a", "b"]) as hosts:
+        where = {"server-0": "b"}
+        engine = MachinesEngine(hosts, tmp_path / "machines", lambda name: where.get(name, "a"))
+        yield lambda: (engine, tmp_path, lose)
+
+
 @pytest.mark.parametrize("law", ENGINE_LAWS, ids=lambda law: law.__name__)
 def test_this_machine_keeps_the_law(law, here):
     law(here)
@@ -44,6 +57,47 @@ def test_this_machine_keeps_the_law(law, here):
 @pytest.mark.parametrize("law", ENGINE_LAWS, ids=lambda law: law.__name__)
 def test_namespaces_keep_the_law(law, namespaces):
     law(namespaces)
+
+
+class OverTcp(LocalHost):
+    def address(self, name):
+        return "tcp://127.0.0.1:0"
+
+
+class Elsewhere(Engine):
+    """This machine, behind a keeper, as if it were another."""
+
+    keeper = None
+
+    def reserve(self, folder, names=()):
+        token = "a token of sixteen and more"
+        desk = Desk("tcp://127.0.0.1:0", token)
+        own = RunFolder.begin_in(folder.path / "elsewhere")
+        local = OverTcp(own, "b")
+        keeper = Keeper("rank-1", local, desk.address, token, lambda task: None)
+        host = desk.host("rank-1", 10.0)
+        host._fork_server = local._fork_server
+        host.private = local.private
+        stop = host.stop
+
+        def stop_all():
+            stop()
+            keeper.close()
+            desk.close()
+
+        host.stop = stop_all
+        return OneHost(host)
+
+
+@pytest.mark.parametrize("law", ENGINE_LAWS, ids=lambda law: law.__name__)
+def test_a_host_behind_a_keeper_keeps_the_law(law, tmp_path):
+    law(lambda: (Elsewhere(), tmp_path, lose))
+
+
+@pytest.mark.skipif(no_namespaces, reason="needs network namespaces")
+@pytest.mark.parametrize("law", ENGINE_LAWS, ids=lambda law: law.__name__)
+def test_machines_with_folders_of_their_own_keep_the_law(law, machines):
+    law(machines)
 
 
 def codes_are_lost(monkeypatch):
@@ -115,6 +169,17 @@ def kills_are_slow(monkeypatch):
     monkeypatch.setattr(LocalHost, "reports", slow)
 
 
+def half_a_file_is_there(monkeypatch):
+    put = LocalFiles.put
+    monkeypatch.setattr(
+        LocalFiles, "put", lambda self, name, start, data, last: put(self, name, start, data, True)
+    )
+
+
+def any_file_is_written(monkeypatch):
+    monkeypatch.setattr("shoal.engines.host_files.below", lambda folder, name: folder / name)
+
+
 PLANTED = {
     codes_are_lost: engines.every_way_to_end_is_reported,
     errors_are_not_read: engines.an_error_comes_with_its_type_text_and_traceback,
@@ -125,6 +190,8 @@ PLANTED = {
     private_folders_stay: engines.nothing_is_left_after_stop,
     signals_go_to_the_first: engines.a_signal_reaches_the_process_that_it_names,
     kills_are_slow: engines.a_kill_is_reported_at_once,
+    half_a_file_is_there: engines.what_processes_leave_is_listed_and_read,
+    any_file_is_written: engines.what_processes_leave_is_listed_and_read,
 }
 
 

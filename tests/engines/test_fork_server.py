@@ -40,6 +40,7 @@ def command(tmp_path, name, entry, args):
             {
                 "name": name,
                 "launch": f"launch of {name}",
+                "label": "this host",
                 "entry": entry,
                 "args": args,
                 "log": str(tmp_path / "log"),

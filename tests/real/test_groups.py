@@ -48,7 +48,7 @@ def run(tmp_path):
     """Two servers with a replica of each row, the run's folder, and a worker of its own."""
     folder = RunFolder.create(tmp_path, "run")
     with Processes(folder) as processes:
-        start_cluster(processes, 2, 1, replicas=2, events=str(folder.events))
+        start_cluster(processes, 2, 1, replicas=2, folder=str(folder.path))
         client = shoal.connect(str(folder.path))
         client.create_table(table("w"))
         try:

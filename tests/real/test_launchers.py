@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from shoal.engines.launchers.world import without_world
 from shoal.reports.events import read_events
+from shoal.storage.checkpoints import Checkpoints
 from tests.real.waiting import until
 from tests.transport.rigs import free_port
 
@@ -68,6 +70,10 @@ ALL = [mpirun, mpich, slurm, torchrun]
 
 def losses(out):
     [folder] = out.iterdir()
+    return steps_of(folder)
+
+
+def steps_of(folder):
     steps = [each for each in read_events(folder / "events.jsonl") if each["kind"] == "step"]
     return {(each["node"], each["step"]): each["loss"] for each in steps}
 
@@ -232,3 +238,89 @@ def test_a_run_of_ranks_ends_with_the_reason_when_its_scheduler_is_gone(tmp_path
     assert process.returncode != 0
     assert "scheduler was lost with its host" in errors
     assert "goes on without" not in errors
+
+
+@pytest.fixture
+def apart(tmp_path):
+    """Runs a command as the ranks of two nodes, each with a folder of its own under one name."""
+    out = tmp_path / "out"
+    nodes = [tmp_path / "node-0", tmp_path / "node-1"]
+    for each in (out, *nodes):
+        each.mkdir()
+
+    def run(*words):
+        place = ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), "--no-python"]
+        how = ["--nnodes", "2", "--nproc-per-node", "2", *place]
+        started = []
+        for number, node in enumerate(nodes):
+            alone = ["unshare", "-m", "sh", "-c", f'mount --bind {node} {out} && exec "$@"', "sh"]
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--node-rank", str(number)]
+            started.append(begin([*alone, *torchrun, *how, *words, "--out", str(out)]))
+        done(*started)
+
+    run.out, run.nodes = out, nodes
+    return run
+
+
+needs_mounts = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("unshare"), reason="mounts need root"
+)
+
+
+@needs_mounts
+def test_nodes_that_share_no_folder_leave_one(apart, wanted):
+    train = [*TRAIN, "--strategy", "sync", "--checkpoint-every", "5"]
+    apart(*train)
+    first, second = apart.nodes
+    assert losses(first) == wanted("sync")
+    [run], [other] = first.iterdir(), second.iterdir()
+    assert (run.name, (run / "job.toml").exists()) == (other.name, True)
+    assert not (other / "job.toml").exists(), "they share a folder"
+    for own in other.rglob("*.safetensors"):
+        if own.name != "state.safetensors":  # the last checkpoint has it
+            name = own.relative_to(other)
+            assert (run / name).read_bytes() == own.read_bytes(), name
+    servers = {each.name for each in (run / "shards").iterdir()}
+    assert servers == {"server-0.safetensors", "server-1.safetensors"}
+    assert json.loads((run / "summary.json").read_text()).get("left_on_hosts") is None
+    assert len(Checkpoints(run / "checkpoints", workers=4).complete()) > 1
+
+    job = (run / "job.toml").read_text()
+    shutil.rmtree(second)  # it has nothing of the run that is resumed but what code it ran
+    (second / run.name).mkdir(parents=True)
+    (second / run.name / "job.toml").write_text(job)
+    apart(*SHOAL, "train", "--resume", str(apart.out / run.name), "--resume-at", "5")
+    [again] = [each for each in first.iterdir() if each != run]
+    before, after = steps_of(run), steps_of(again)
+    assert len(after) == 4, "the events of a rank are missing"
+    assert {at: before[at] for at in after} == after
+
+
+def test_an_error_of_one_rank_before_they_meet_ends_all_at_once(tmp_path):
+    """Rank 2 alone lacks the run that is resumed."""
+    train = [*SHOAL, "train", "--resume", "before", "--out", str(tmp_path / "out")]
+    (tmp_path / "2").mkdir()
+    done_run = subprocess.run([*TRAIN, "--out", "runs"], cwd=tmp_path, check=False,
+                              capture_output=True)  # fmt: skip
+    assert done_run.returncode == 0
+    [run] = (tmp_path / "runs").iterdir()
+    run.rename(tmp_path / "before")
+    ranks = []
+    for rank in range(4):
+        place = {"MPI_LOCALRANKID": str(rank), "MPI_LOCALNRANKS": "4"}
+        env = {**without_world(os.environ), "PMI_RANK": str(rank), "PMI_SIZE": "4", **place}
+        cwd = tmp_path / ("2" if rank == 2 else "")
+        pipe = {"stderr": subprocess.PIPE, "text": True}
+        ranks.append(subprocess.Popen(train, env=env, cwd=cwd, **pipe))
+    told = [each.communicate(timeout=60)[1] for each in ranks]
+    assert all(each.returncode for each in ranks)
+    assert "before is not the folder of a run" in told[2]
+    assert "rank 2: before is not the folder of a run" in told[0]
+
+
+@needs_mounts
+def test_nodes_that_share_no_folder_have_the_text_that_rank_0_has_read(apart):
+    apart(*SHOAL, "train", "word2vec", "--epochs", "1", "--dim", "8", "--servers", "2")
+    [run] = apart.nodes[0].iterdir()
+    assert (run / "vectors.txt").stat().st_size > 1000
+    assert (apart.nodes[1] / run.name / "inputs" / "vocabulary").is_dir()

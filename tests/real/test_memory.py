@@ -30,7 +30,7 @@ def run(tmp_path):
     with Processes(folder) as processes:
         roles = (
             SchedulerRole(listen=processes.scheduler, servers=2, workers=1, replicas=2),
-            ServerRole(memory="4MB", save=str(folder.shards.resolve())),
+            ServerRole(memory="4MB", folder=str(folder.path.resolve()), save=True),
         )
         for task in cluster_tasks(processes, *roles):
             processes.start(task)

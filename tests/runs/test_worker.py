@@ -14,13 +14,12 @@ class Seen:
         self._groups = list(groups)  # ranks in each view
         self.entered = []
 
-    @property
-    def first_rank(self):
-        return min(self._groups[0])
+    options = SimpleNamespace(group="")
 
     @property
     def view(self):
-        return SimpleNamespace(id=len(self._groups))
+        members = [SimpleNamespace(rank=rank) for rank in self._groups[0]]
+        return SimpleNamespace(id=len(self._groups), group=lambda name: members)
 
     def barrier(self, name):
         self.entered.append(name)
@@ -32,10 +31,10 @@ class Seen:
         assert true()
 
 
-def written(client, before=False, replaces=False):
+def written(client, before=False, replaces=False, beside=()):
     found = [True] if before else []
     there = lambda: bool(found)  # noqa: E731
-    written_by_first(client, lambda: found.append(True), there, "written", replaces)
+    written_by_first(client, beside, lambda: found.append(True), there, "written", replaces)
     return len(found)
 
 
@@ -54,3 +53,9 @@ def test_the_next_writes_what_the_first_has_not():
     client = Seen([0, 1], [1])
     assert written(client) == 1
     assert client.entered == ["written", "written"]
+
+
+def test_the_first_of_each_host_writes():
+    assert written(Seen([0, 1, 2]), beside=(1, 2)) == 1
+    assert written(Seen([0, 1, 2]), before=True, beside=(0, 1)) == 1  # by rank 0
+    assert written(Seen([0, 1, 2], [1, 2]), beside=(0, 1)) == 1  # it has died

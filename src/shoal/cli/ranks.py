@@ -40,7 +40,7 @@ def ranked(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @wraps(command)
     def decorated(*args: Any, launcher: str, rendezvous: str, **options: Any) -> Any:
-        from shoal.runs.ranks import world_here
+        from shoal.runs.ranks import telling_ranks, world_here
 
         context = click.get_current_context()
         del context.params["launcher"], context.params["rendezvous"]
@@ -50,7 +50,8 @@ def ranked(command: Callable[..., Any]) -> Callable[..., Any]:
             context.set_parameter_source("workers", click.core.ParameterSource.ENVIRONMENT)
             context.meta[WORLD] = world
         ranks = {"world": world, "rendezvous": rendezvous}
-        return command(*args, ranks=ranks, **options)
+        with telling_ranks(world, rendezvous):
+            return command(*args, ranks=ranks, **options)
 
     return decorated
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator
@@ -22,7 +21,7 @@ from shoal.collective.tensors import prepared
 from shoal.errors import RequestTimeout, ShoalError
 from shoal.node.driver import Driver
 from shoal.node.future import Future
-from shoal.node.launch import launch_id
+from shoal.node.launch import host_label, launch_id
 from shoal.protocol.machine import Note, Outcome
 from shoal.protocol.requests import (
     AbortRun,
@@ -97,7 +96,7 @@ class Client(Operations, WorkerFigures):
         session = Session(
             name,
             "worker",
-            host=socket.gethostname(),
+            host=host_label(),
             rank=options.rank,
             options=SessionOptions(
                 join_timeout_s=options.init_timeout_s,

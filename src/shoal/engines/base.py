@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from shoal.engines.host_files import HostFiles
 from shoal.protocol.supervision.supervisor import Exit
 from shoal.storage.run_folder import RunFolder
 
@@ -28,11 +29,28 @@ SPARSE = (*DENSE, "shoal.tables.sparse.shard", "shoal.tables.sparse.jit:warm")
 
 
 @dataclass(frozen=True)
+class Input:
+    """Files of the command's host that a process reads.
+
+    argument:  the names that lead to the task's argument with the path: a folder or a file in it
+    folder:    the folder of the files
+    files:     their names, relative to it
+    """
+
+    argument: tuple[str, ...]
+    folder: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Task:
     """One process to start: "module:function" with keyword arguments that JSON can carry.
 
+    Its paths are those of the command's host, as `engines.placing.placed` changes them.
+
     preload:  the modules to import, and the functions to call ("module:function"), before the
               fork; once for a host and all of its later processes
+    inputs:   the files that go to its host before it starts, if that host does not see them
     """
 
     name: str
@@ -41,6 +59,7 @@ class Task:
     preload: tuple[str, ...] = DENSE
     env: dict[str, str] = field(default_factory=dict)
     inherit_output: bool = False
+    inputs: tuple[Input, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,11 +85,13 @@ class Host(ABC):
     Attributes:
         label: what fails as a whole, such as the machine's name.
         folder: the run's folder on this host, in which its processes write.
+        files: the same folder, for the command's host.
         private: a private folder for sockets and small files, as long as the host lives.
     """
 
     label: str
     folder: RunFolder
+    files: HostFiles
     private: Path
 
     @abstractmethod

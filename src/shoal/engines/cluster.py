@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from shoal.engines.base import DENSE, Task
+from shoal.engines.base import DENSE, Input, Task
 from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.engines.processes import Processes
 from shoal.storage.run_folder import RunFolder
@@ -43,7 +44,7 @@ def start_cluster(
     if not token and (listen or server_listen):
         token = secrets.token_urlsafe(24)
     processes.token = token = token or processes.token
-    policy.setdefault("events", str(processes.folder.events))  # what the supervisor goes by
+    policy.setdefault("folder", str(processes.folder.path))  # the supervisor goes by its events
     scheduler = SchedulerRole(
         listen=listen or processes.address("scheduler"),
         servers=servers,
@@ -69,19 +70,24 @@ def cluster_tasks(
     scheduler: SchedulerRole,
     server: ServerRole,
     preload: tuple[str, ...] = DENSE,
+    inputs: tuple[Input, ...] = (),
 ) -> Iterator[Task]:
     """Yield the tasks of a scheduler and of its servers, each of which gets its own rank.
 
     Start each before the next is asked for: servers are told where the scheduler listens.
+
+    inputs:  the files that servers read
     """
-    server = msgspec.structs.replace(server, servers_here=scheduler.servers)
     if scheduler.replicas > 1:  # the scheduler may be started again
         state = str(processes.private / "scheduler.state")
         scheduler = msgspec.structs.replace(scheduler, state=state)
+    here = processes.by_host("server", scheduler.servers)
     entry = "shoal.engines.roles:run_scheduler"
     yield Task("scheduler", entry, msgspec.to_builtins(scheduler), preload=())
     for rank in range(scheduler.servers):
-        yield server_task(processes, processes.scheduler, rank, server, preload)
+        server = msgspec.structs.replace(server, servers_here=len(here[rank]))
+        task = server_task(processes, processes.scheduler, rank, server, preload)
+        yield replace(task, inputs=inputs)
 
 
 def server_task(

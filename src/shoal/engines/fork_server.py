@@ -121,7 +121,7 @@ class ForkServer:
             code = 1
             try:
                 os.close(hears)
-                launched_as(command["launch"], tells)
+                launched_as(command["launch"], tells, command["label"])
                 self._become(command)
                 code = run_entry(command)
             except BaseException:

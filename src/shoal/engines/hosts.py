@@ -30,6 +30,9 @@ NAMESPACES = Path("/run/netns")
 class Hosts:
     """Namespaces by name; leaving the `with` removes them.
 
+    Attributes:
+        names: their names.
+
     Raises:
         InvalidValue: `ip` or `tc` is missing, or the user is not root
     """
@@ -38,6 +41,7 @@ class Hosts:
         self._numbers = {name: number for number, name in enumerate(names, 1)}
         self._prefix = f"shoal-{os.getpid()}"
         self._hub = f"{self._prefix}-hub"
+        self.names = tuple(names)
 
     def __enter__(self) -> Hosts:
         check_hosts("faults in links")
@@ -58,6 +62,10 @@ class Hosts:
     def address(self, name: str) -> str:
         """Return the address on which a process of a host listens."""
         return f"tcp://{NETWORK}.{self._numbers[name]}:{PORT}"
+
+    def address_of_any(self, name: str) -> str:
+        """Return an address on a host with any free port, for one of several processes there."""
+        return f"tcp://{NETWORK}.{self._numbers[name]}:0"
 
     def namespace(self, name: str) -> str:
         """Return the file that stands for the network namespace of a host."""

@@ -11,13 +11,14 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import indent
 
 import msgspec
 
 from shoal.engines.base import Engine, Host, Reservation, Started, Task
+from shoal.engines.host_files import LocalFiles
 from shoal.errors import ProcessDied, ShoalError, by_name
 from shoal.protocol.supervision.supervisor import Exit
 from shoal.storage.files import read_object
@@ -45,11 +46,14 @@ class LocalHost(Host):
     """A fork server on this machine, and the processes that it has forked.
 
     folder:  the folder in which the processes write
+    label:   the host's name; that of this machine, if not given
+    root:    what the host sees of this machine's file system
     """
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.label = socket.gethostname()
+    def __init__(self, folder: RunFolder, label: str = "", root: Path = Path("/")) -> None:
+        self.label = label or socket.gethostname()
         self.folder = folder
+        self.files = LocalFiles(folder.path, self.label, root)
         self._scratch = ScratchFolder(str(os.getpid()))
         self.private = self._scratch.path
         self._running: dict[str, str] = {}  # launch by name
@@ -83,11 +87,12 @@ class LocalHost(Host):
         self._running[task.name] = launch
         where = {
             "launch": launch,
+            "label": self.label,
             "log": str(self.folder.log(task.name)),
             "error": str(error),
             "network": self.network(task.name),
         }
-        self._tell(asdict(task) | where)
+        self._tell(asdict(replace(task, inputs=())) | where)
         return launch
 
     def signal(self, name: str, number: int) -> None:

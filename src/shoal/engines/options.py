@@ -68,9 +68,9 @@ InitTimeoutS = Annotated[float, option("Network", "seconds to wait until the clu
 class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The options of a scheduler's process.
 
-    events, started_at:    the run's event log, and the time at which the run began
+    folder, started_at:    the run's folder, and the time at which the run began
     slow_window_s:         the time over which waits for slow workers are added up
-    leases:                the file for the lease log, next to the checkpoints
+    leases:                whether the folder has the lease log, next to the checkpoints
     fragment_rows:         the fragment sizes of the tables that this run begins with
     ledger, start_clock:   the lease ledger of the run that this one continues, and its clock
     """
@@ -92,10 +92,10 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     resume_at: ResumeAt = -1
     join_timeout_s: Annotated[float, option("Network", "seconds to wait until the cluster is complete", gt=0)] = 120.0
     token: Token = ""
-    events: str = ""
+    folder: str = ""
     started_at: float = 0.0
     slow_window_s: float = 5.0
-    leases: str = ""
+    leases: bool = False
     fragment_rows: dict[str, int] = {}
     ledger: LedgerRecord | None = None
     start_clock: int = 0
@@ -106,9 +106,11 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     script:       the user's script and its arguments; imported when a table names a method or a
                   handler that this server does not know
-    save:         the folder for the server's shards when the run has ended in order
+    folder:       the run's folder, for events and checkpoints; the checkpoints of a run without one
+                  are in `out`
+    started_at:   the time at which the run began
+    save:         whether the folder has the server's shards when the run has ended in order
     init:         the folder of the shards that tables begin with, after `start_clock` clocks
-    checkpoints:  the folder for checkpoints, instead of that of the run in `out`
     servers_here: the servers that share this host's memory for tables, where `memory` says nothing
     """
 
@@ -127,13 +129,12 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     resume_at: ResumeAt = -1
     init_timeout_s: InitTimeoutS = 60.0
     token: Token = ""
-    events: str = ""
+    folder: str = ""
     started_at: float = 0.0
     threads: int = 1
     script: tuple[str, ...] = ()
-    save: str = ""
+    save: bool = False
     init: str = ""
-    checkpoints: str = ""
     start_clock: int = 0
     servers_here: int = 1
 

@@ -15,7 +15,7 @@ import os
 import secrets
 import select
 import signal
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -26,8 +26,10 @@ from time import monotonic
 import msgspec
 
 from shoal.engines.base import Engine, Started, Task
+from shoal.engines.collecting import Collector
 from shoal.engines.gathering import Gathering
 from shoal.engines.local import LocalEngine
+from shoal.engines.placing import collected, placed, shares
 from shoal.errors import ShoalError
 from shoal.node.node import Node
 from shoal.protocol.admin.question import Question
@@ -68,6 +70,7 @@ class Processes:
         token: the shared secret of the processes, if others can reach them; "" for none.
         running: their process ids by name, 0 until known.
         at_stop: the functions to call when all processes have ended.
+        collector: makes what they leave on their hosts the run's one folder.
 
     Raises:
         InvalidValue: the engine has no room for them
@@ -90,11 +93,26 @@ class Processes:
         self._supervisor = Supervisor()
         self._gathering = Gathering(folder.log)
         self._news = NewEvents(folder.events, ("joined", "lost", "view"))
+        folders = [each.files for each in self._reservation.hosts]
+        apart = [each for each in folders if not shares(each, folder)]
+        self.collector = Collector(folder, apart)
         self._unfinished: deque[str] = deque()  # launches, appended by other threads
 
     def address(self, name: str) -> str:
         """Return the address at which a process of this run is to listen."""
         return self._reservation.host(name).address(name)
+
+    def by_host(self, role: str, count: int) -> list[tuple[int, ...]]:
+        """Return, for each process of a role, the numbers of those on its host, with its own.
+
+        count:  the number of such processes
+        """
+        hosts = [self._reservation.host(f"{role}-{number}") for number in range(count)]
+        found: defaultdict[int, list[int]] = defaultdict(list)
+        for number, host in enumerate(hosts):
+            found[id(host)].append(number)
+        groups = {key: tuple(numbers) for key, numbers in found.items()}
+        return [groups[id(host)] for host in hosts]
 
     def listening(self, name: str) -> str:
         """Return the address at which a process listens, once it has been started.
@@ -127,7 +145,8 @@ class Processes:
             self._publish(task.args["listen"])
             if task.args.get("token"):
                 write_private(self.folder.token, task.args["token"])
-        launch = self._reservation.host(task.name).start(task)
+        host = self._reservation.host(task.name)
+        launch = host.start(placed(task, host.files, self.folder))
         self._supervisor.starts(task.name, launch, monotonic())
 
     def signal(self, name: str, number: int) -> None:
@@ -222,6 +241,7 @@ class Processes:
         """End the processes that still run, and remove the sockets."""
         for host in self._reservation.hosts:
             host.stop()
+        self.collector.finish()
         if self._address is not None:
             self._address.remove()
             self._address = None
@@ -257,7 +277,8 @@ class Processes:
     def _ended(self, report: Exit) -> None:
         self.running.pop(report.name, None)
         self._read_events()  # the events about the process before its end
-        self._do(self._supervisor.ended(report, monotonic()))
+        files = self._reservation.host(report.name).files
+        self._do(self._supervisor.ended(collected(report, files, self.folder), monotonic()))
 
     def _do(self, decisions: Iterable[Decision]) -> None:
         for text in self._supervisor.warnings():
@@ -275,6 +296,7 @@ class Processes:
 
     def _read_events(self) -> None:
         """Read the scheduler's events about processes."""
+        self.collector.events(self._reservation.host(SCHEDULER).files)
         now = monotonic()
         for event in self._news():
             name, launch = event.get("name", ""), event.get("launch", "")

@@ -10,7 +10,6 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from shoal.engines.host_memory import table_memory
 from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.errors import DataCorrupt, LeftAlone
 from shoal.node.disk import Disk
-from shoal.node.launch import launch_id, listens_at
+from shoal.node.launch import host_label, launch_id, listens_at
 from shoal.node.node import Node
 from shoal.ownership import PRIVATE
 from shoal.protocol.machine import Note
@@ -102,10 +101,11 @@ def run_scheduler(**given: Any) -> None:
     configure_log()
     ready_to_serve()
     journal = Journal(Path(role.state)) if role.state else None
-    log = _event_log(role.events, "scheduler", role.started_at)
+    folder = RunFolder(Path(role.folder)) if role.folder else None
+    log = _event_log(folder, "scheduler", role.started_at)
 
     machine = restored(options, journal, role.ledger or LedgerRecord())
-    leases = LeaseLogFile(Path(role.leases)) if role.leases else None
+    leases = LeaseLogFile(folder.leases) if folder is not None and role.leases else None
     if leases is not None and role.ledger and not machine.restarted:
         leases.append(msgspec.json.encode(LedgerBegun(role.ledger, role.start_clock)))
     disk = Disk(journal, leases)
@@ -179,11 +179,11 @@ def run_server(**given: Any) -> None:
     name = f"s-{os.getpid()}-{os.urandom(4).hex()}"
     memory = bytes_of(role.memory) if role.memory else table_memory(role.servers_here)
     options = SessionOptions(join_timeout_s=role.init_timeout_s, memory=memory)
-    host = role.host_label or socket.gethostname()
+    host = role.host_label or host_label()
     session = Session(name, "server", "", host, role.rank, options, launch=launch_id())
-    log = _event_log(
-        role.events, f"server-{role.rank}" if role.rank >= 0 else name, role.started_at
-    )
+    folder = RunFolder(Path(role.folder)) if role.folder else None
+    node_name = f"server-{role.rank}" if role.rank >= 0 else name
+    log = _event_log(folder, node_name, role.started_at)
 
     opened: OpenStore = open_shard
     if role.init:
@@ -212,10 +212,9 @@ def run_server(**given: Any) -> None:
         session.announce(address)
         node.send_heartbeats(lambda: session.incarnation)
         node.run()
-        if role.save:
-            save_shards(
-                Path(role.save), session.rank, machine.replicas(), session.view_id, session.run
-            )
+        if folder is not None and role.save:
+            rows = machine.replicas()
+            save_shards(folder.shards, session.rank, rows, session.view_id, session.run)
     except LeftAlone as alone:
         server_log.warning("%s", alone)
         raise SystemExit(128 + signals[-1]) from None
@@ -236,7 +235,7 @@ def _checkpoint_writer(
     """Return the writer of a server's checkpoints; None if the server has no folder for them."""
     from shoal.storage.checkpoints import Writer
 
-    if not role.checkpoints and not role.out:
+    if not role.folder and not role.out:
         return None
 
     def folder() -> Path:
@@ -253,8 +252,8 @@ def _checkpoint_writer(
 
 def _checkpoint_folder(role: ServerRole, session: Session) -> Path | None:
     """Return the folder for checkpoints; the run has a name once this server has joined."""
-    if role.checkpoints:
-        return Path(role.checkpoints)
+    if role.folder:
+        return RunFolder(Path(role.folder)).checkpoints
     return RunFolder(Path(role.out, session.run).absolute()).checkpoints if role.out else None
 
 
@@ -321,5 +320,5 @@ def configure_log() -> None:
     )
 
 
-def _event_log(events: str, node: str, started_at: float) -> EventLog | None:
-    return EventLog(Path(events), node, started_at) if events else None
+def _event_log(folder: RunFolder | None, node: str, started_at: float) -> EventLog | None:
+    return EventLog(folder.events, node, started_at) if folder is not None else None

@@ -7,24 +7,31 @@ ids would not do: they are used again, and are not unique among containers.
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import suppress
 
-_launch = ""
+_launch = _label = ""
 _host = -1
 
 
-def launched_as(launch: str, host: int) -> None:
+def launched_as(launch: str, host: int, label: str) -> None:
     """Set the launch of this process; its forks have it too.
 
-    host:  the descriptor of a pipe to its host
+    host:   the descriptor of a pipe to its host
+    label:  the name of its host, as `Host.label`
     """
-    global _launch, _host
-    _launch, _host = launch, host
+    global _launch, _host, _label
+    _launch, _host, _label = launch, host, label
 
 
 def launch_id() -> str:
     """Return the launch of this process; "" if no host has started it."""
     return _launch
+
+
+def host_label() -> str:
+    """Return the name of this process's host: what fails as a whole."""
+    return _label or socket.gethostname()
 
 
 def listens_at(address: str) -> None:

@@ -6,19 +6,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from rich.console import Console
 
-from shoal.engines.base import DENSE, Task
+from shoal.engines.base import DENSE, Input, Task
+from shoal.engines.placing import all_of
 from shoal.engines.processes import Processes
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.registry import unknown
 from shoal.runs.job_file import dump_job
 from shoal.runs.options import RunOptions
-from shoal.runs.resume import begun_with, ledger_of
+from shoal.runs.resume import begun_with, ledger_of, state_before
 from shoal.runs.worker import WorkerTask, threads_of
 from shoal.storage.run_folder import RunFolder
 
@@ -139,6 +141,13 @@ class Application(ABC, Generic[Spec]):
 
     def worker_tasks(self, processes: Processes, started_at: float) -> list[Task]:
         """Return the tasks of the run's workers."""
+        inputs = self.worker_inputs(processes)
+        files = [*self.worker_files]
+        for name, value in inputs.items():
+            if isinstance(value, Path):
+                inputs[name] = str(value)
+                files.append(all_of(("inputs", name), value))
+        before = str(Path(self.spec.resume).resolve()) if self.start.clock else ""
         task = WorkerTask(
             spec=msgspec.to_builtins(self.spec),
             scheduler=processes.scheduler,
@@ -147,16 +156,33 @@ class Application(ABC, Generic[Spec]):
             started_at=started_at,
             start_clock=self.start.clock,
             threads=threads_of(self.spec.workers),
-            inputs=self.worker_inputs(processes),
+            before=before,
+            inputs=inputs,
         )
+        args, workers = msgspec.to_builtins(task), self.spec.workers
+        beside = processes.by_host("worker", workers)
+        several = len({*beside}) > 1
         return [
-            Task(f"worker-{rank}", self.entry, {**msgspec.to_builtins(task), "rank": rank})
-            for rank in range(self.spec.workers)
+            Task(
+                f"worker-{rank}",
+                self.entry,
+                {**args, "rank": rank, "beside": beside[rank] if several else ()},
+                inputs=(*files, *state_before(before, self.start.clock, rank)),
+            )
+            for rank in range(workers)
         ]
 
     def worker_inputs(self, processes: Processes) -> dict[str, Any]:
-        """Return what workers need beside the options of the run."""
+        """Return what workers need beside the options of the run.
+
+        A value that is a `Path` names a file or a folder, which they have on their hosts as well.
+        """
         return {}
+
+    @property
+    def worker_files(self) -> tuple[Input, ...]:
+        """The files that the run's options name and that workers have on their hosts as well."""
+        return ()
 
     def resume_words(self) -> str:
         """Return the words of a command that continues the earlier run again."""

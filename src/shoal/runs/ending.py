@@ -47,6 +47,7 @@ def join_run(
     try:
         processes.join(tick, policy=run.loss_policy)
         written()
+        processes.collector.finish()
         save_end(run, folder, start_clock)
         if said := without_checkpoint(run, folder):
             log.warning("%s", said)

@@ -13,6 +13,7 @@ from shoal.engines.gathering import UNLIMITED_S
 from shoal.engines.options import SchedulerRole, ServerRole
 from shoal.engines.processes import Processes
 from shoal.runs.application import Application, Spec
+from shoal.runs.resume import rows_before
 from shoal.storage.shard_files import SavedTables
 
 
@@ -37,22 +38,20 @@ def cluster_of(
     processes: Processes,
     started_at: float,
     more_workers: int = 0,
-    listen: str = "",
 ) -> Iterator[Task]:
     """Yield the tasks of a run's scheduler and servers.
 
     Each gets the options of the run that it has by the same name. Over TCP they have a token,
     because other users of the machine can connect; a Unix socket is in a folder of this user.
-
-    listen:  the address at which they listen, if it is not the host's choice
     """
     run, start, folder = application.spec, application.start, processes.folder
-    servers_listen = listen or ("tcp://127.0.0.1:0" if run.transport == "tcp" else "")
+    one_host = processes.address("scheduler").startswith("unix://")
+    servers_listen = "tcp://127.0.0.1:0" if one_host and run.transport == "tcp" else ""
     if servers_listen:
         processes.token = processes.token or secrets.token_urlsafe(24)
     common: dict[str, Any] = {
         "token": processes.token,
-        "events": str(folder.events),
+        "folder": str(folder.path.resolve()),
         "started_at": started_at,
         "start_clock": start.clock,
     }
@@ -61,24 +60,24 @@ def cluster_of(
         **common,
         "listen": servers_listen,
         "init_timeout_s": UNLIMITED_S,
-        "save": str(folder.shards.resolve()) if application.saves_shards else "",
+        "save": application.saves_shards,
         "init": start.shards,
         "imports": application.imports,
         "script": application.script,
-        "checkpoints": str(folder.checkpoints.resolve()),  # a checkpoint may be asked for
     }
     scheduler = {
         **run.shared_with(SchedulerRole),
         **run.policy,
         **common,
-        "listen": listen or processes.address("scheduler"),
+        "listen": processes.address("scheduler"),
         "workers": run.workers + more_workers,
         "servers": run.servers if run.uses_servers else 0,
         "replicas": run.replicas if run.uses_servers else 1,
         "join_timeout_s": UNLIMITED_S,
-        "leases": str(folder.leases.resolve()),
+        "leases": True,
         "fragment_rows": SavedTables(Path(start.shards)).fragment_rows if start.shards else {},
         "ledger": start.ledger,
     }
     roles = SchedulerRole(**scheduler), ServerRole(**server)
-    return cluster_tasks(processes, *roles, application.preload)
+    processes.collector.keep = run.keep_checkpoints
+    return cluster_tasks(processes, *roles, application.preload, rows_before(start.shards))

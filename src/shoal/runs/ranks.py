@@ -1,32 +1,32 @@
 """A run as ranks of a launcher: this process is one of its workers.
 
-Rank 0 prepares the run and starts its scheduler, the first rank of each host starts the servers
-that are there, and each rank does the work of the worker of its number. The run's folder is one
-that all hosts share.
+Rank 0 prepares the run and supervises its processes: the scheduler on its own host, the servers on
+all hosts, for which their first ranks answer. Each rank does the work of the worker of its number.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from signal import SIGINT, pthread_kill
 from threading import Event, Thread, main_thread
+from typing import Any
 
 import msgspec
 from rich.console import Console
 
 from shoal.engines.base import Task
-from shoal.engines.launchers.meeting import Meeting, Ranks
+from shoal.engines.host_files import INPUTS
+from shoal.engines.launchers.hosts import RanksEngine, folder_here, keeping
+from shoal.engines.launchers.meeting import Meeting, Ranks, check_server
 from shoal.engines.launchers.rendezvous import Said, failed
 from shoal.engines.launchers.world import World, world_of
 from shoal.engines.processes import Processes
-from shoal.errors import DataMissing, InvalidValue, NotTrusted, ShoalError
+from shoal.errors import InvalidValue, NotTrusted, ShoalError
 from shoal.runs.application import Application, Spec
 from shoal.runs.ending import join_run
 from shoal.runs.options import RunOptions
@@ -38,6 +38,7 @@ from shoal.storage.run_folder import RunFolder
 
 COME_S = 600.0  # for all ranks to come, as rank 0 has it
 PREPARED_S = 3600.0  # for rank 0 to read and check the inputs, as the others have it
+TELL_S = 10.0  # for all ranks to come, where one has failed
 VERDICT_S = 10.0  # after a worker has failed, for the scheduler's reason
 
 
@@ -50,6 +51,21 @@ def world_here(launcher: str = "") -> World | None:
         InvalidValue: the variables of the launcher contradict each other
     """
     return world_of(os.environ, launcher or os.environ.get("SHOAL_LAUNCHER") or "auto")
+
+
+@contextmanager
+def telling_ranks(world: World | None, rendezvous: str = "") -> Iterator[None]:
+    """Tell the other ranks of an error in a `with` block that comes before they have met."""
+    Meeting.begun = False
+    try:
+        yield
+    except ShoalError as error:
+        if world is not None and not Meeting.begun:
+            failed()
+            place = rendezvous or os.environ.get("SHOAL_RENDEZVOUS", "")
+            with suppress(ShoalError, OSError):  # they cannot meet
+                Meeting(world, os.environ, place, TELL_S).refuse(error)
+        raise
 
 
 class RankedRun:
@@ -70,34 +86,45 @@ class RankedRun:
         self._meeting = Meeting(world, os.environ, place, timeout_s)
         self._asked = msgspec.json.encode(application.spec)
         self._rank = world.rank
+        self._leads_host = world.local_rank == 0
         self._threads = threads_of(world.local_size)
         self._folder = RunFolder(Path())
 
     def lead(
         self, begin: Callable[[], RunFolder], console: Console, started_at: float
-    ) -> RunFolder:
+    ) -> tuple[RunFolder, dict[str, list[str]]]:
         """Be rank 0: prepare the run, start the cluster, work and wait for the end.
 
         begin:  the function that prepares the run and makes its folder
+
+        Returns:
+            The run's folder, and what was left on other hosts.
         """
         application = self._application
         with ExitStack() as stack:
             stack.push(_note_failure)
+            engines: list[RanksEngine] = []
             started: list[Processes] = []
 
-            def answer(ranks: Ranks) -> Said:
-                folder = begin()
-                processes = stack.enter_context(Processes(folder))
-                started.append(processes)
-                processes.token = ranks.token
-                for task in cluster_of(application, processes, started_at, listen=ranks.listen):
-                    ranks.start(processes, task)
-                workers = application.worker_tasks(processes, started_at)
-                told = {"folder": str(folder.path.resolve()), "tasks": ranks.tasks}
-                return {**told, "workers": [asdict(each) for each in workers]}
+            def prepare(ranks: Ranks) -> Said:
+                engines.append(RanksEngine(ranks, begin()))
+                stack.callback(engines[0].close)
+                return engines[0].told
 
-            reply = self._meeting.meet(answer, self._asked)
+            def start(_: Ranks) -> Said:
+                [engine] = engines
+                processes = stack.enter_context(Processes(engine.folder, engine))
+                started.append(processes)
+                processes.token = engine.token
+                for task in cluster_of(application, processes, started_at):
+                    processes.start(task)
+                tasks = application.worker_tasks(processes, started_at)
+                return {"workers": engine.placed(tasks)}
+
+            self._meeting.meet(prepare, self._asked)
+            reply = self._meeting.meet(start, self._asked)
             [processes] = started
+            self._folder = processes.folder
             tick = stack.enter_context(application.display(console, processes.folder))
             how = application.command, application.resume_words()
             joined = partial(join_run, processes, application.spec, *how)
@@ -107,56 +134,52 @@ class RankedRun:
             with supervision.reasons():
                 self._work(reply)
                 supervision.await_end()
-                self._meeting.wait(lost_ranks(processes.folder))
+                self._meeting.told({}, lost_ranks(processes.folder))
                 supervision.verdict()
-            self._folder = processes.folder
-            return self._folder
+            return processes.folder, processes.collector.left
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0."""
         return self._rank == 0
 
-    def summarised(self) -> None:
-        """Wait until rank 0 has written the summary."""
-        self._meeting.wait(lost_ranks(self._folder) if self.leads else ())
+    def summarised(self, summary: dict[str, Any]) -> None:
+        """Tell the other ranks the summary of the run."""
+        self._meeting.told({"summary": summary}, lost_ranks(self._folder))
 
-    def follow(self) -> RunFolder:
-        """Be another rank: start the servers of this host if it is the first there, and work."""
+    def follow(self) -> dict[str, Any]:
+        """Be another rank: work, and return the summary.
+
+        The first rank of a host answers for its host, until the run has a summary.
+        """
         with ExitStack() as stack:
             stack.push(_note_failure)
-            application = self._application
-            application.check()
-            reply = self._meeting.meet(lambda ranks: {}, self._asked)
-            folder = RunFolder(Path(reply["folder"]))
-            if not folder.events.exists():
-                raise DataMissing(
-                    f"the run's folder {folder.path} is not on {socket.gethostname()}: give --out, "
-                    "a folder that all hosts share"
-                )
-            tasks = self._meeting.tasks(reply, application.imports, application.script)
-            if not tasks:
-                self._work(reply)
-                self._meeting.wait()
-                return folder
-            processes = stack.enter_context(Processes(folder))
-            for task in tasks:
-                processes.start(task)
-            policy = application.spec.loss_policy
-            supervision = _Supervision(
-                lambda tick, written: processes.join(tick, policy=policy), lambda: None, stack
-            )
-            with supervision.reasons():
-                self._work(reply)
-                self._meeting.wait()
-                supervision.verdict()
-            return folder
+            self._application.check()
+            told = self._meeting.meet(lambda ranks: {}, self._asked)
+            self._folder = folder_here(told, Path(self._application.spec.out))
+            if self._leads_host and told["desk"]:
+                stack.enter_context(self._host(told))
+            self._work(self._meeting.meet(lambda ranks: {}, self._asked))
+            self._meeting.told({})
+            summary: dict[str, Any] = self._meeting.told({})["summary"]
+            return summary
+
+    def _host(self, told: Said) -> AbstractContextManager[object]:
+        """Answer for this host in a `with` block, whose processes run the code of this command."""
+        application = self._application
+        code = {"imports": [*application.imports], "script": [*application.script]}
+
+        def agree(task: Task) -> None:
+            check_server(task, code)
+            check_folders(task, application.spec, self._folder.path)
+
+        return keeping(self._rank, told, self._folder, agree)
 
     def _work(self, reply: Said) -> None:
         """Do this rank's work as a worker."""
         task = Task(**reply["workers"][self._rank])
         if self._rank:
-            check_worker(task, self._application)
+            check_worker(task, self._application, self._folder.path)
         work(task, self._threads)
 
 
@@ -269,10 +292,12 @@ def work(task: Task, threads: int) -> None:
     resolve_name(task.entry)(**{**task.args, "threads": threads})
 
 
-def check_worker(task: Task, application: Application[Spec]) -> None:
-    """Refuse a worker's task that names other code than this rank was asked to run.
+def check_worker(task: Task, application: Application[Spec], folder: Path) -> None:
+    """Refuse a worker's task that names other code, or other folders, than this rank has.
 
     It has come from a store of torch, which has no password.
+
+    folder:  the run's folder on this host
 
     Raises:
         NotTrusted: it does
@@ -284,15 +309,39 @@ def check_worker(task: Task, application: Application[Spec]) -> None:
         strategy = getattr(spec, "strategy", "")
         same &= task.env.get("SHOAL_STRATEGY", "") == strategy
         same &= all(name.startswith(("SHOAL_", "OMP_NUM_")) for name in task.env)
+        same &= task.env.get("SHOAL_RUN_DIR", "") == str(folder)
     else:
         given, own = args.get("spec", {}), [spec, getattr(spec, "resolved", spec)]
         codes = [code_of(msgspec.to_builtins(each)) for each in own]
         same = code_of(given) in codes and given.get("resume", "") == spec.resume and not task.env
+        resumed = {str(Path(spec.resume).resolve()), str(folder / INPUTS / "before")}
+        before = {"", *(resumed if spec.resume else ())}
+        same &= args.get("folder") == str(folder) and args.get("before", "") in before
     if task.entry != application.entry or not same:
         raise NotTrusted(
-            "the answer at the ranks' rendezvous has a worker that runs other code than this rank "
-            f"was asked to run: {task.entry}"
+            "the answer at the ranks' rendezvous has a worker that runs other code, or in another "
+            f"folder, than this rank was asked to: {task.entry} in {folder}"
         )
+
+
+def check_folders(task: Task, spec: RunOptions, folder: Path) -> None:
+    """Refuse a server's task with other folders than this rank has.
+
+    folder:  the run's folder on this host
+
+    Raises:
+        NotTrusted: it has some
+    """
+    args = task.args
+    begins = [each for each in (spec.resume, getattr(spec, "init", "")) if each]
+    roots = [folder / INPUTS, *(Path(each).resolve() for each in begins)]
+    init = Path(args.get("init", "") or folder / INPUTS).resolve()
+    if (
+        args.get("folder") != str(folder)
+        or args.get("out")
+        or not any(init.is_relative_to(root) for root in roots)
+    ):
+        raise NotTrusted(f"{task.name} is to use other folders than {folder}, as this rank has it")
 
 
 def check_ranked(world: World, run: RunOptions) -> None:

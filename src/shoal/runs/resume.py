@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from shoal.engines.base import Input
 from shoal.engines.environment import Resumed
 from shoal.engines.options import words_for
 from shoal.errors import DataMissing, InvalidValue
@@ -15,8 +16,8 @@ from shoal.runs.trust import check_run
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.files import damaged
 from shoal.storage.lease_log import read_lease_log
-from shoal.storage.run_folder import RunFolder
-from shoal.storage.shard_files import SavedTables
+from shoal.storage.run_folder import RunFolder, shard_files
+from shoal.storage.shard_files import SavedTables, with_earlier
 
 log = logging.getLogger("shoal")
 
@@ -103,6 +104,34 @@ def ledger_of(
 def begun_with(resume: str, start_clock: int) -> str:
     """Return the folder of the checkpoint at clock `start_clock`; "" at clock 0."""
     return str(RunFolder(Path(resume)).checkpoint(start_clock).resolve()) if start_clock else ""
+
+
+def rows_before(shards: str) -> tuple[Input, ...]:
+    """Return the files with the rows that tables begin with, for the argument `init` of servers.
+
+    shards:  the folder of the shards; "" for none
+    """
+    if not shards:
+        return ()
+    above = Path(shards).parent  # has the earlier checkpoints to which files have the changes
+    files = {each: None for path in shard_files(Path(shards)) for each in with_earlier(path)}
+    names = tuple(each.relative_to(above).as_posix() for each in files)
+    return (Input(("init",), str(above), names),)
+
+
+def state_before(before: str, start_clock: int, rank: int) -> tuple[Input, ...]:
+    """Return what a worker reads of the run that it continues, for its argument `before`.
+
+    before:  the folder of that run; "" for a new run
+    """
+    if not before:
+        return ()
+    run = RunFolder(Path(before))
+    states = sorted(run.checkpoint(start_clock).glob("worker-*.safetensors"))
+    own = [each for each in states if each.stem == f"worker-{rank}"]
+    files = [run.job, run.result_file(0), *(own or states[:1])]
+    names = tuple(each.relative_to(before).as_posix() for each in files if each.exists())
+    return (Input(("before",), before, names),)
 
 
 def tables_of(resume: str, start_clock: int) -> list[str]:

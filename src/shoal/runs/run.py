@@ -52,8 +52,10 @@ def run_here(
     console = console or Console(quiet=True)
     begin = partial(begun, application, console, started_at)
     ranked = RankedRun(world, application, rendezvous) if world is not None else None
+    if ranked is not None and not ranked.leads:
+        return ranked.follow()
     if ranked is not None:
-        folder = ranked.lead(begin, console, started_at) if ranked.leads else ranked.follow()
+        folder, left = ranked.lead(begin, console, started_at)
     else:
         folder = begin()
         with Processes(folder, engine) as processes:
@@ -62,13 +64,13 @@ def run_here(
             with application.display(console, folder) as tick:
                 how = application.command, application.resume_words()
                 join_run(processes, application.spec, *how, tick, application.start.clock)
-    if ranked is not None and not ranked.leads:
-        ranked.summarised()
-        return folder.read_summary()
+        left = processes.collector.left
     summary = application.summarise(folder, started_at)
+    if left:
+        summary["left_on_hosts"] = left
     folder.write_summary(summary)
     if ranked is not None:
-        ranked.summarised()
+        ranked.summarised(summary)
     return summary
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,11 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     scheduler:    the scheduler's address
     token:        the cluster's shared secret
     folder:       the run's folder
+    before:       the folder of the run that it continues; "" for a new run
     started_at:   the time at which the run began
     start_clock:  the clock of the checkpoint that the run continues from; 0 for a new run
     threads:      the threads of the worker
+    beside:       the ranks of the workers on this worker's host, which share its folder; () for all
     inputs:       what the application's workers need beside it
     """
 
@@ -43,7 +45,14 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     start_clock: int
     threads: int
     rank: int = 0
+    before: str = ""
+    beside: tuple[int, ...] = ()
     inputs: dict[str, Any] = {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the run, with the paths of this host."""
+        return {**self.spec, "resume": self.before}
 
     @property
     def paths(self) -> RunFolder:
@@ -74,23 +83,28 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
 
 def written_by_first(
     client: Client,
+    beside: Sequence[int],
     write: Callable[[], object],
     there: Callable[[], bool],
     barrier: str,
     replaces: bool = False,
 ) -> None:
-    """Have the worker of lowest rank write what the run has once; all wait until it is there.
+    """Have the worker of lowest rank on each host write what the run has once; all wait for it.
 
     If that worker dies before it has, the next one does so.
 
-    there:     whether it is there, whole; all workers see the same once they have left the barrier
+    beside:    the ranks of the workers that have the same folder, with this one; () for all
+    there:     whether it is there, whole; these workers see the same once they have left the
+               barrier
     barrier:   the name of the barrier
     replaces:  whether this worker has replaced another: those that ended before it was there have
                written without its training, and it writes again
     """
     while True:
         seen = client.view.id
-        if client.rank == client.first_rank and (replaces or not there()):
+        living = [each.rank for each in client.view.group(client.options.group)]
+        first = min(rank for rank in living if not beside or rank in beside)
+        if client.rank == first and (replaces or not there()):
             write()
             replaces = False
         client.barrier(barrier)

@@ -1,7 +1,7 @@
 """RunFolder: every path of a run, built here and nowhere else.
 
-events.jsonl        what happened, from all processes; the first line says the format's version, and
-                    when the run began
+events.jsonl        what happened, from all processes; the first line has the format's version, when
+                    the run began, and a mark that no other folder has
 job.toml            the resolved configuration
 summary.json        the figures at the end
 model.safetensors   the trained parameters
@@ -48,6 +48,7 @@ from shoal.storage.files import (
 
 RESULT = "result.json"  # of a worker
 HEADER_BYTES_MAX = 4096  # of an event log
+MARK_BYTES = 8  # random ones, of each folder
 
 
 class RunFolder:
@@ -72,8 +73,14 @@ class RunFolder:
 
         started_at:  `time.time()` when the run began; now, if not given
         """
-        folder = cls(stamped_folder(parent, title))
-        (folder.path / "logs").mkdir()
+        return cls.begin_in(stamped_folder(parent, title), started_at)
+
+    @classmethod
+    def begin_in(cls, path: Path, started_at: float | None = None) -> RunFolder:
+        """Begin a run in a folder, which is made if missing."""
+        folder = cls(path)
+        make_folder(path, PRIVATE)
+        make_folder(path / "logs")
         write_whole(folder.events, _header(started_at))
         return folder
 
@@ -102,12 +109,18 @@ class RunFolder:
 
     def started_at(self) -> float:
         """Return the `time.time()` of the run's beginning, as its event log has it, else of now."""
+        return self._begun().started_at or time.time()
+
+    def mark(self) -> str:
+        """Return what no other folder has in its event log; "" without an event log."""
+        return self._begun().mark
+
+    def _begun(self) -> _Header:
         try:
             with open_file(self.events) as file:
-                found = msgspec.json.decode(file.readline(HEADER_BYTES_MAX), type=_Header)
-        except (OSError, ValueError):
-            return time.time()
-        return found.started_at or time.time()
+                return header_of(file.readline(HEADER_BYTES_MAX))
+        except OSError:
+            return _Header()
 
     def write_job(self, toml: str) -> None:
         write_whole(self.job, f"{FORMAT_KEY} = {FORMAT}\n{toml}")
@@ -146,6 +159,9 @@ class RunFolder:
     def values(self, rank: int) -> Path:
         return self._worker(rank) / "values.json"
 
+    def result_file(self, rank: int) -> Path:
+        return self._worker(rank) / RESULT
+
     def write_result(self, rank: int, figures: Mapping[str, Any]) -> None:
         write_whole(self.worker(rank) / RESULT, json.dumps(figures))
 
@@ -156,7 +172,7 @@ class RunFolder:
             DataCorrupt: the file is damaged
         """
         try:
-            return read_object(self._worker(rank) / RESULT)
+            return read_object(self.result_file(rank))
         except DataMissing:
             return {}
 
@@ -174,7 +190,7 @@ class RunFolder:
             if figures := self.result(rank):
                 for name in needed:
                     if not isinstance(figures.get(name), int | float):
-                        raise damaged(self._worker(rank) / RESULT, f"it has no number {name!r}")
+                        raise damaged(self.result_file(rank), f"it has no number {name!r}")
                 found.append(figures)
         if not found:
             raise DataMissing(f"{self.path / 'workers'} has no results: no worker came to the end")
@@ -191,12 +207,21 @@ class _Header(msgspec.Struct):
     """The first line of an event log; another version may have written fewer fields."""
 
     started_at: float = 0.0
+    mark: str = ""
 
 
 def _header(started_at: float | None = None) -> str:
     began = time.time() if started_at is None else started_at
     header = {"t": 0.0, "kind": "format", "node": "", FORMAT_KEY: FORMAT, "started_at": began}
-    return json.dumps(header) + "\n"
+    return json.dumps({**header, "mark": secrets.token_hex(MARK_BYTES)}) + "\n"
+
+
+def header_of(line: bytes) -> _Header:
+    """Return the header in the first line of an event log; an empty one if it is none."""
+    try:
+        return msgspec.json.decode(line, type=_Header)
+    except ValueError:
+        return _Header()
 
 
 def stamped_folder(parent: Path, title: str) -> Path:

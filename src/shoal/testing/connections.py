@@ -9,14 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from inspect import isfunction, signature
 from time import monotonic
+from typing import TypeVar
 
-from shoal.errors import HandshakeFailed, ShoalError
+from shoal.errors import HandshakeFailed
 from shoal.protocol.machine import Arrival, CopyOnWriteGuard, Discard, Sink
 from shoal.protocol.messages.base import Message
 from shoal.protocol.views import NodeId
 from shoal.transport.base import Connection, Identity, Listener, Transport
 
 Make = Callable[[], tuple[Transport, str]]
+Raised = TypeVar("Raised", bound=Exception)
 Law = Callable[[Make], None]
 
 TIMEOUT_S = 20.0  # a law that takes this long hangs
@@ -165,14 +167,14 @@ def connected(make: Make) -> Iterator[Pair]:
 
 
 @contextmanager
-def raises(kind: type[ShoalError]) -> Iterator[list[ShoalError]]:
-    caught: list[ShoalError] = []
+def raises(kind: type[Raised] | tuple[type[Raised], ...]) -> Iterator[list[Raised]]:
+    caught: list[Raised] = []
     try:
         yield caught
     except kind as error:
         caught.append(error)
     else:
-        raise AssertionError(f"{kind.__name__} was not raised")
+        raise AssertionError(f"{kind} was not raised")
 
 
 def laws_in(module: str) -> tuple[Law, ...]:

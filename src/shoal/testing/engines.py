@@ -17,13 +17,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from time import monotonic, sleep
 from types import FrameType
 from typing import Any
 
 from shoal.engines.base import Engine, Host, Reservation, Started, Task
-from shoal.errors import InvalidValue, ProcessDied
+from shoal.errors import InvalidValue, NotTrusted, ProcessDied
 from shoal.node.launch import launch_id, listens_at
 from shoal.protocol.supervision.supervisor import Exit
 from shoal.storage.run_folder import RunFolder
@@ -42,7 +43,7 @@ NAMES = ("scheduler", "server-0", "worker-0")
 # ---------------------------------------------------------------------------- processes
 
 
-def ends(how: str, code: int = 0, text: str = "") -> None:
+def ends(how: str, code: int = 0, text: str = "", folder: str = "") -> None:
     """Be a process that ends in some way, or waits for a signal."""
     match how:
         case "exit":
@@ -55,6 +56,10 @@ def ends(how: str, code: int = 0, text: str = "") -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "launch":
             Path(text).write_text(launch_id())
+        case "write":
+            (Path(folder) / "checkpoints").mkdir()
+            for name in ("left", "checkpoints/left"):
+                (Path(folder) / name).write_text(text)
         case "listen":
             listens_at(text)
             signal.pause()
@@ -94,8 +99,9 @@ class _Run:
     def signal(self, name: str, number: int) -> None:
         self.reservation.host(name).signal(name, number)
 
-    def until(self, true: Callable[[], object], limit_s: float = TIMEOUT_S) -> None:
+    def until(self, true: Callable[[], object]) -> None:
         """Take reports until something is true; every wait is for a report."""
+        limit_s = TIMEOUT_S
         until = monotonic() + limit_s
         while not true():
             left = until - monotonic()
@@ -276,6 +282,31 @@ def nothing_is_left_after_stop(make: Make) -> None:
         assert not any(map(_lives, pids)), "a process outlives its host"
         assert not any(each.exists() for each in private), "a private folder is left"
     assert len([*Path("/proc/self/fd").iterdir()]) == descriptors, "a descriptor is left"
+
+
+def what_processes_leave_is_listed_and_read(make: Make) -> None:
+    with _reserved(make) as run:
+        host = run.reservation.host("server-0")
+        run.start("server-0", "write", text="0123456789", folder=str(host.folder.path))
+        run.ended("server-0")
+        assert host.files.listed()["left"].size == 10
+        assert host.files.state("left") == host.files.listed()["left"]
+        assert "logs/server-0.log" in host.files.listed()
+        assert (host.files.read("left", 3, 4), host.files.read("left", 8, 4)) == (b"3456", b"89")
+        assert host.files.digest("left", 2, 5) == sha256(b"23456").hexdigest()
+        with raises(OSError):
+            host.files.read("nothing", 0, 1)
+        host.files.put("inputs/it", 0, b"half", last=False)
+        with raises(OSError):  # half a file is none
+            host.files.state("inputs/it")
+        for _ in range(2):  # the connection may have broken
+            host.files.put("inputs/it", 4, b" and all", last=True)
+        assert host.files.read("inputs/it", 0, 100) == b"half and all"
+        for name in ("inputs/../../escaped", "../escaped", "/tmp/escaped", ""):
+            with raises((NotTrusted, OSError)):
+                host.files.put(name, 0, b"", last=True)
+        host.files.remove("checkpoints/left")
+        assert not [*(name for name in host.files.listed() if name.startswith("checkpoints"))]
 
 
 def a_flood_of_log_holds_up_nobody(make: Make) -> None:

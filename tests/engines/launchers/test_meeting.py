@@ -80,11 +80,12 @@ OURS = Task("server-1", SERVER, {"listen": "", "imports": ["mine.py"]})
         {"preload": ("os:abort",)},
         {"env": {"LD_PRELOAD": "theirs.so"}},
         {"name": "../../server-1"},
+        {"inputs": ({"argument": ["init"], "folder": "/etc", "files": ["passwd"]},)},
         {"args": {"listen": "", "imports": ["theirs.py"]}},
         {"args": {"listen": "", "imports": ["mine.py"], "script": ["theirs.py"]}},
     ],
 )
 def test_a_store_that_anybody_may_write_to_brings_no_code(changed):
-    meeting._check_server(OURS, {"imports": ["mine.py"], "script": []})
+    meeting.check_server(OURS, {"imports": ["mine.py"], "script": []})
     with pytest.raises(NotTrusted, match="no server's, or with other code"):
-        meeting._check_server(replace(OURS, **changed), {"imports": ["mine.py"], "script": []})
+        meeting.check_server(replace(OURS, **changed), {"imports": ["mine.py"], "script": []})

@@ -25,7 +25,8 @@ from shoal.apps.ctr.shuffling import Labels, counted
 from shoal.apps.ctr.sources import Source, check_alike, check_trainable
 from shoal.apps.ctr.spec import APPLICATION, CtrSpec, job_text, spec_of
 from shoal.apps.result import RunResult
-from shoal.engines.base import SPARSE
+from shoal.engines.base import SPARSE, Input
+from shoal.engines.placing import all_of
 from shoal.engines.processes import Processes
 from shoal.errors import InvalidValue
 from shoal.extras import require
@@ -33,7 +34,7 @@ from shoal.reports.events import lost_members, read_events
 from shoal.reports.live import live, progress_console, show_losses
 from shoal.runs.application import Application, Display
 from shoal.runs.job_file import converted
-from shoal.runs.ranks import world_here
+from shoal.runs.ranks import telling_ranks, world_here
 from shoal.runs.run import run_here
 from shoal.runs.trust import trusting
 from shoal.storage.run_folder import RunFolder, shard_files
@@ -101,7 +102,7 @@ def train(
             values[name] = ",".join(map(str, values[name]))
     if (world := world_here()) is not None:
         values.setdefault("workers", world.size)
-    with trusting(trust):
+    with trusting(trust), telling_ranks(world):
         summary = run_here(
             CtrApplication(spec_from(values)), progress_console(progress), world=world
         )
@@ -135,6 +136,7 @@ class CtrApplication(Application[CtrSpec]):
         super().__init__(spec)
         self._doubts: list[str] = []
         self._read: dict[str, Any] = {}  # figures of rows that are read for all workers
+        self._sample: tuple[str, ...] = ()  # options whose files are of the run's own sample
 
     @property
     def title(self) -> str:
@@ -172,6 +174,7 @@ class CtrApplication(Application[CtrSpec]):
         spec = self.spec
         if not spec.train:
             train, test = write_sample(folder.path, spec.seed)
+            self._sample = ("train",) if spec.test else ("train", "test")
             spec = msgspec.structs.replace(spec, train=str(train), test=spec.test or str(test))
         if spec.model == "deepfm" and not spec.fields:
             spec = msgspec.structs.replace(spec, fields=_fields(spec))
@@ -182,6 +185,12 @@ class CtrApplication(Application[CtrSpec]):
 
     def shards_before(self, clock: int) -> str:
         return super().shards_before(clock) or self.spec.init
+
+    @property
+    def worker_files(self) -> tuple[Input, ...]:
+        return tuple(
+            all_of(("spec", name), Path(getattr(self.spec, name))) for name in self._sample
+        )
 
     def worker_inputs(self, processes: Processes) -> dict[str, Any]:
         """Read the rows once, where any worker may get the batches of another."""
@@ -199,7 +208,7 @@ class CtrApplication(Application[CtrSpec]):
             "skipped": source.skipped,
             "in_runs": labels.in_runs and not self.spec.shuffle,
         }
-        return {"rows": str(rows)}
+        return {"rows": rows}
 
     def display(self, console: Console, folder: RunFolder) -> Display:
         with imports.uninterrupted():

@@ -38,7 +38,7 @@ def run_ctr_worker(**given: Any) -> None:
     """
     task = msgspec.convert(given, WorkerTask)
     log = task.begin()
-    options = msgspec.convert(task.spec, CtrSpec)
+    options = msgspec.convert(task.options, CtrSpec)
     paths, rank = task.paths, task.rank
     with Client(task.scheduler, task.client_options(options)) as client:
         context = context_of(options, client, task.start_clock)
@@ -51,7 +51,7 @@ def run_ctr_worker(**given: Any) -> None:
         client.barrier("trained")
         test = paths.worker(0) / TEST
         save = lambda: trainer.scores_of(options.test).save(test)  # noqa: E731
-        written_by_first(client, save, test.exists, "evaluated", trainer.joined_at > 0)
+        written_by_first(client, task.beside, save, test.exists, "evaluated", trainer.joined_at > 0)
         trainer.progressive.save(paths.worker(rank) / PROGRESSIVE)
         paths.write_result(rank, trainer.result())
         if trainer.keys:

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,15 @@ from rich.console import Console
 from shoal import factories as imports
 from shoal.apps.result import RunResult
 from shoal.apps.train.checks import check_continued, check_inputs, check_job
+from shoal.engines.base import Input
+from shoal.engines.placing import all_of
 from shoal.engines.processes import Processes
 from shoal.reports.events import lost_members, read_events, time_to, write_tables
 from shoal.reports.live import live, progress_console
 from shoal.runs.application import Application, Display
 from shoal.runs.job import JobSpec, continued, from_mapping
 from shoal.runs.job_file import load_run_job
-from shoal.runs.ranks import world_here
+from shoal.runs.ranks import telling_ranks, world_here
 from shoal.runs.resume import words_of_change
 from shoal.runs.run import run_here
 from shoal.runs.trust import trusting
@@ -53,14 +56,19 @@ class TrainResult(RunResult):
     Attributes:
         metrics: the figures averaged over the workers: accuracy, loss, samples_per_s and others.
         run_dir: the run's folder, which `shoal.load_run` reads.
-        model: the trained module.
+        model: the trained module, loaded when it is first asked for. Of several ranks, those on
+            hosts that do not see the run's folder have none: `DataMissing`.
 
     Example:
         >>> result = shoal.train(data="digits", epochs=1)  # doctest: +SKIP
         >>> result.metrics["accuracy"]  # doctest: +SKIP
     """
 
-    model: nn.Module
+    _load: Callable[[], nn.Module]
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return self._load()
 
 
 class TrainApplication(Application[JobSpec]):
@@ -89,6 +97,10 @@ class TrainApplication(Application[JobSpec]):
         if self.start.clock:
             check_continued(self.spec, self.start.clock)
         self._notes = check_inputs(self.spec, self._data_dirs)
+
+    @property
+    def worker_files(self) -> tuple[Input, ...]:
+        return (all_of(("spec", "init"), Path(self.spec.init)),) if self.spec.init else ()
 
     def worker_inputs(self, processes: Processes) -> dict[str, Any]:
         return {"data_dirs": [str(each) for each in self._data_dirs]}
@@ -195,19 +207,19 @@ def train(
     for name, each in (("model", model), ("data", data)):
         if each:
             values[name] = each if isinstance(each, str) else imports.name_of(each)
-    if values.get("resume"):
-        with trusting(trust):
+    with trusting(trust), telling_ranks(world := world_here()):
+        if values.get("resume"):
             values = continued(Path(values["resume"]), values)
-    if (world := world_here()) is not None:
-        values.setdefault("workers", world.size)
-    job = from_mapping(values)
-    folders = [Path(each) for each in data_dirs]
-    explicit = folders[0] if folders else (Path(job.data_dir) if job.data_dir else None)
-    searched = [*folders[1:], *search_path(explicit, {})]
-    application = TrainApplication(job, searched)
-    with trusting(trust):
+        if world is not None:
+            values.setdefault("workers", world.size)
+        job = from_mapping(values)
+        folders = [Path(each) for each in data_dirs]
+        explicit = folders[0] if folders else (Path(job.data_dir) if job.data_dir else None)
+        searched = [*folders[1:], *search_path(explicit, {})]
+        application = TrainApplication(job, searched)
         summary = run_here(application, progress_console(progress), world=world)
-    return TrainResult(summary, Path(summary["run_dir"]), trained_model(job, summary, searched))
+    load = partial(trained_model, job, summary, searched)
+    return TrainResult(summary, Path(summary["run_dir"]), load)
 
 
 def trained_model(job: JobSpec, summary: dict[str, Any], data_dirs: Sequence[Path]) -> nn.Module:

@@ -41,7 +41,7 @@ def run_worker(
     """
     task = msgspec.convert(given, WorkerTask)
     log = task.begin()
-    spec = from_mapping(task.spec)
+    spec = from_mapping(task.options)
     torch.set_default_dtype(getattr(torch, spec.dtype))
     paths, rank, start_clock = task.paths, task.rank, task.start_clock
     data = load_dataset(spec, [Path(each) for each in task.inputs["data_dirs"]])

@@ -35,7 +35,7 @@ from shoal.reports.events import lost_members, read_events
 from shoal.reports.live import live, progress_console, show_losses
 from shoal.runs.application import Application, Display
 from shoal.runs.job_file import converted, load_run_job
-from shoal.runs.ranks import world_here
+from shoal.runs.ranks import telling_ranks, world_here
 from shoal.runs.run import run_here
 from shoal.runs.trust import trusting
 from shoal.storage.files import read_object, read_text, write_whole
@@ -92,7 +92,7 @@ def train(
         values["texts"] = [str(texts)] if isinstance(texts, str | Path) else [*map(str, texts)]
     if (world := world_here()) is not None:
         values.setdefault("workers", world.size)
-    with trusting(trust):
+    with trusting(trust), telling_ranks(world):
         summary = run_here(
             WordsApplication(spec_from(values)), progress_console(progress), world=world
         )
@@ -176,7 +176,7 @@ class WordsApplication(Application[WordsSpec]):
     def worker_inputs(self, processes: Processes) -> dict[str, Any]:
         saved = processes.private / "corpus.npz"  # deleted with the run's sockets
         self._corpus.save(saved)
-        return {"corpus": str(saved)}
+        return {"corpus": saved, "vocabulary": processes.folder.path / VOCABULARY}
 
     def display(self, console: Console, folder: RunFolder) -> Display:
         return live(console, folder, self.spec.workers, self.spec.epochs)

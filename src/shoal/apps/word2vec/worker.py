@@ -30,7 +30,7 @@ from shoal.apps.word2vec.model import (
 )
 from shoal.apps.word2vec.numbering import BREAK
 from shoal.apps.word2vec.spec import WordsSpec
-from shoal.apps.word2vec.vectors import BINARY, SCORES, VOCABULARY, Vectors
+from shoal.apps.word2vec.vectors import BINARY, SCORES, Vectors
 from shoal.client.client import Client
 from shoal.client.leases import take_lease
 from shoal.client.sparse.exchanges import Batch, pull_op, push_op
@@ -54,7 +54,7 @@ def run_words_worker(**given: Any) -> None:
     task = msgspec.convert(given, WorkerTask)
     log = task.begin()
     torch.set_num_threads(1)  # `spec.threads` are threads of ours
-    options = msgspec.convert(task.spec, WordsSpec)
+    options = msgspec.convert(task.options, WordsSpec)
     paths, rank = task.paths, task.rank
     ids, counts = load_ids(Path(task.inputs["corpus"]))
     with Client(task.scheduler, task.client_options(options)) as client:
@@ -71,7 +71,7 @@ def run_words_worker(**given: Any) -> None:
         result = trainer.figures()
 
         def write() -> None:
-            words = read_text(paths.path / VOCABULARY).splitlines()
+            words = read_text(Path(task.inputs["vocabulary"])).splitlines()
             vectors = Vectors(words, trainer.fetch(len(words)), options.tokens)
             vectors.save(paths.path / "vectors.txt", binary=False)
             vectors.save(paths.path / BINARY, binary=True)
@@ -83,7 +83,7 @@ def run_words_worker(**given: Any) -> None:
             write_whole(paths.path / SCORES, json.dumps(scores))
 
         there = (paths.path / SCORES).exists
-        written_by_first(client, write, there, "written", trainer.joined_at > 0)
+        written_by_first(client, task.beside, write, there, "written", trainer.joined_at > 0)
         paths.write_result(rank, result)
     log.write("end", rank=rank)
     log.close()

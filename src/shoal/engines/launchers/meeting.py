@@ -11,12 +11,13 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
 from math import ceil, inf
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -26,7 +27,7 @@ from shoal.engines.cluster import processes_here, start_cluster
 from shoal.engines.launchers.rendezvous import Said, rendezvous_of
 from shoal.engines.launchers.world import World
 from shoal.engines.processes import Processes
-from shoal.errors import InvalidValue, NotTrusted
+from shoal.errors import InvalidValue, NotTrusted, ShoalError, by_name
 from shoal.transport.tcp import tcp_address
 
 SERVER = "shoal.engines.roles:run_server"
@@ -59,6 +60,7 @@ class Ranks:
     """
 
     def __init__(self, heard: list[Heard], interface: str = "") -> None:
+        self._heard = heard
         self.leaders = [rank for rank, each in enumerate(heard) if each.local_rank == 0]
         if self.leaders[:1] != [0]:
             raise InvalidValue(
@@ -91,6 +93,22 @@ class Ranks:
         # where a process listens is found out on its own host
         self._tasks[leader].append(asdict(replace(task, args={**task.args, "listen": ""})))
 
+    def leader_of(self, rank: int) -> int:
+        """Return the first rank of a rank's host, with which it shares all folders.
+
+        Raises:
+            InvalidValue: it has none
+        """
+        own = self._heard[rank]
+        there = [
+            leader
+            for leader in self.leaders
+            if (self._heard[leader].machine, self._heard[leader].host) == (own.machine, own.host)
+        ]
+        if there:  # two nodes may be one machine: ranks are mostly numbered by node
+            return max((each for each in there if each <= rank), default=there[0])
+        raise InvalidValue(f"rank {rank} on {own.host} sees no process of the first rank there")
+
     @property
     def tasks(self) -> dict[str, list[Said]]:
         """The tasks that are started by the first ranks of other hosts, by rank."""
@@ -106,9 +124,14 @@ class Meeting:
         rendezvous: HOST:PORT, where launchers do not say it.
         timeout_s: the time that the others have to come.
 
+    Attributes:
+        begun: whether any rank of this process has taken part in a meeting.
+
     Raises:
         InvalidValue, JoinTimeout: the ranks cannot meet
     """
+
+    begun: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -135,14 +158,30 @@ class Meeting:
         digest = sha256(asked).hexdigest()
         said = Heard(self.world.local_rank, socket.gethostname(), _machine(), digest)
 
+        Meeting.begun = True
+
         def answered(heard: list[Said]) -> Said:
+            _raise_first(heard)
             return answer(Ranks([msgspec.convert(each, Heard) for each in heard], self._interface))
 
         return self._place.meet(msgspec.to_builtins(said), answered, self._timeout_s)
 
-    def wait(self, absent: Collection[int] = ()) -> None:
-        """Wait for the other ranks, except for those that rank 0 knows to be absent."""
-        self._place.meet({}, lambda heard: {}, inf, absent)
+    def refuse(self, error: ShoalError) -> None:
+        """Have all ranks raise an error of this rank, in place of a meeting."""
+
+        def refused(heard: list[Said]) -> Said:
+            raise error
+
+        with suppress(ShoalError):  # it is the same, or nobody hears it
+            said = {"error": [type(error).__name__, error.message]}
+            self._place.meet(said, refused, self._timeout_s)
+
+    def told(self, told: Said, absent: Collection[int] = ()) -> Said:
+        """Wait for the other ranks, and return what rank 0 has told them.
+
+        absent:  the ranks that rank 0 knows to be absent
+        """
+        return self._place.meet({}, lambda heard: told, inf, absent)
 
     def tasks(
         self, reply: Said, imports: Sequence[str] = (), script: Sequence[str] = ()
@@ -156,8 +195,16 @@ class Meeting:
         """
         tasks = [Task(**each) for each in reply["tasks"].get(str(self.world.rank), [])]
         for task in tasks:
-            _check_server(task, {"imports": [*imports], "script": [*script]})
+            check_server(task, {"imports": [*imports], "script": [*script]})
         return tasks
+
+
+def _raise_first(heard: list[Said]) -> None:
+    """Raise the error of the first rank that has one."""
+    for rank, each in enumerate(heard):
+        if "error" in each:
+            kind, message = each["error"]
+            raise by_name(kind)(f"rank {rank}: {message}")
 
 
 def join_cluster(
@@ -200,10 +247,11 @@ def join_cluster(
     return told["scheduler"], told["token"], processes
 
 
-def _check_server(task: Task, code: Mapping[str, list[str]]) -> None:
+def check_server(task: Task, code: Mapping[str, list[str]]) -> None:
     """Refuse a task that is not of a server, or that names other code than this rank was asked."""
     named = {name: [*task.args.get(name, ())] for name in code}
     ours = task.entry == SERVER and {*task.preload} <= {*SPARSE} and not task.env
+    ours = ours and not task.inputs
     if not (ours and named == code and re.fullmatch("server-[0-9]{1,4}", task.name)):
         raise NotTrusted(
             f"the answer at the ranks' rendezvous has a task {task.name!r} that is no server's, or "

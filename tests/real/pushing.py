@@ -62,7 +62,7 @@ class Cluster:
         self.processes, self.folder = processes, folder
         self.killed = set()
         self._tables = [folder.path / f"t{number}" for number in range(tables)]
-        options = {"token": TOKEN, "events": str(folder.events), "started_at": time.time()}
+        options = {"token": TOKEN, "folder": str(folder.path), "started_at": time.time()}
         listen = listens.get("scheduler") or processes.address("scheduler")
         scheduler = SchedulerRole(
             listen=listen,

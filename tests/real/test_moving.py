@@ -228,7 +228,7 @@ def test_a_process_exit_over_tcp_is_noticed_at_once(tmp_path):
     """Over TCP a connection that breaks proves nothing for 3 s: one that the engine has does."""
     folder = RunFolder.create(tmp_path, "run")
     listen = f"tcp://127.0.0.1:{free_port()}"
-    more = {"replicas": 2, "token": "a token of sixteen", "events": str(folder.events)}
+    more = {"replicas": 2, "token": "a token of sixteen", "folder": str(folder.path)}
     with Processes(folder) as processes:
         start_cluster(processes, 2, 1, listen, server_listen="tcp://127.0.0.1:0", **more)
         options = ClientOptions(init_timeout_s=30.0, token="a token of sixteen")

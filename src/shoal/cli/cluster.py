@@ -136,7 +136,25 @@ def server(**options: Any) -> None:
 @_script
 @_args
 def worker(script: str, args: tuple[str, ...], **options: Any) -> None:
-    """Be a worker of a cluster on several machines: runs SCRIPT, which calls `shoal.init()`."""
-    from shoal.apps.script import become_worker
+    """Be a worker of a cluster on several machines: runs SCRIPT, which calls `shoal.init()`.
 
-    become_worker(script, list(args), converted(plain(options, WorkerRole), WorkerRole))
+    SCRIPT may be the file of a training job, as for `shoal train`: then this is the worker --rank
+    of that job.
+
+    \b
+    shoal worker --scheduler tcp://10.0.0.1:4000 train.py --lr 0.1
+    shoal worker --scheduler tcp://10.0.0.1:4000 --rank 1 job.toml
+    """
+    role = converted(plain(options, WorkerRole), WorkerRole)
+    if not script.endswith(".toml"):
+        from shoal.apps.script import become_worker
+
+        become_worker(script, list(args), role)
+        return
+    from shoal.apps.train.by_hand import become_job_worker
+
+    if args:
+        raise click.UsageError(f"{script} is the file of a job, which takes no arguments")
+    folder, result = become_job_worker(Path(script), role, os.environ)
+    click.echo(f"accuracy {result['accuracy']:.4f}, loss {result['loss']:.4f}")
+    click.echo(f"run: {folder.path}")

@@ -86,8 +86,8 @@ def cluster_tasks(
     yield Task("scheduler", entry, msgspec.to_builtins(scheduler), preload=())
     for rank in range(scheduler.servers):
         server = msgspec.structs.replace(server, servers_here=len(here[rank]))
-        task = server_task(processes, processes.scheduler, rank, server, preload)
-        yield replace(task, inputs=inputs)
+        where = processes.scheduler
+        yield replace(server_task(processes, where, rank, server, preload), inputs=inputs)
 
 
 def server_task(

@@ -33,6 +33,7 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     started_at:   the time at which the run began
     start_clock:  the clock of the checkpoint that the run continues from; 0 for a new run
     threads:      the threads of the worker
+    init_timeout_s:  the time until the cluster has to be complete
     beside:       the ranks of the workers on this worker's host, which share its folder; () for all
     inputs:       what the application's workers need beside it
     """
@@ -46,6 +47,7 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     rank: int = 0
     before: str = ""
+    init_timeout_s: float = UNLIMITED_S
     beside: tuple[int, ...] = ()
     inputs: dict[str, Any] = {}
 
@@ -75,7 +77,7 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
         return ClientOptions(
             token=self.token,
             rank=self.rank,
-            init_timeout_s=UNLIMITED_S,
+            init_timeout_s=self.init_timeout_s,
             abort_on_error=run.on_worker_loss == "stop",
             **run.shared_with(ClientOptions),
         )

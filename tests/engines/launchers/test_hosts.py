@@ -1,5 +1,7 @@
 """The hosts of ranks: which has which process, and where the run's folder is on each."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from shoal.engines.base import Task
@@ -51,6 +53,21 @@ def test_servers_are_spread_and_workers_have_the_folders_of_their_hosts(run, tmp
         for host in reserved.hosts:
             host.stop()
     engine.close()
+
+
+def test_two_hosts_that_share_a_folder_with_each_other_begin_it_once(run, tmp_path):
+    ranks = Ranks([Heard(0, "a", "m"), Heard(0, "b", "n"), Heard(0, "c", "o")], "lo")
+    engine = RanksEngine(ranks, run)
+    own = RunFolder(tmp_path / "there")
+    with ExitStack() as stack:
+        stack.callback(engine.close)
+        for rank in (1, 2):
+            stack.enter_context(keeping(rank, engine.told, own, lambda task: None))
+        reserved = engine.reserve(run)
+        marks = [host.files.mark() for host in reserved.hosts]
+        assert marks[0] == run.mark() != marks[1] == marks[2]
+        for host in reserved.hosts:
+            host.stop()
 
 
 def test_a_rank_whose_host_has_no_first_rank_is_named():

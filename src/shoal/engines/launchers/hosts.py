@@ -17,7 +17,7 @@ from shoal.engines.base import Engine, Host, Reservation, Task
 from shoal.engines.launchers.meeting import Ranks
 from shoal.engines.launchers.rendezvous import Said
 from shoal.engines.local import LocalHost
-from shoal.engines.placing import placed, shares
+from shoal.engines.placing import placed
 from shoal.engines.remote import Desk, Keeper
 from shoal.errors import InvalidValue, NotTrusted
 from shoal.ownership import others_may_write, others_owner
@@ -55,12 +55,14 @@ class RanksEngine(Engine, Reservation):
     def reserve(self, folder: RunFolder, names: Sequence[str] = ()) -> Reservation:
         first, *others = self._ranks.leaders
         self._by_leader[first] = _Here(folder, self._ranks.listen)
+        marks = {folder.mark()}
         for leader in others:
             assert self._desk is not None
             try:
                 self._by_leader[leader] = host = self._desk.host(name_of(leader), COME_S)
-                if not shares(host.files, folder):
+                if host.files.mark() not in marks:  # nor is it the folder of a host before
                     host.files.begin(folder.started_at() + host.files.ahead_s)
+                    marks.add(host.files.mark())
             except OSError as error:
                 raise InvalidValue(f"rank {leader} cannot take part: {error}") from None
         self.hosts = [*self._by_leader.values()]

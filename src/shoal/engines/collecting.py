@@ -18,13 +18,13 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic
 
-from shoal.engines.host_files import CHECKPOINTS, EVENTS, FileState, HostFiles, below
+from shoal.engines.host_files import FileState, HostFiles, below
 from shoal.errors import ShoalError
 from shoal.protocol.messages.hosts import PIECE_BYTES
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.event_log import EVENT_BYTES_MAX
 from shoal.storage.files import make_folder, write_whole
-from shoal.storage.run_folder import RunFolder
+from shoal.storage.run_folder import CHECKPOINTS, EVENTS, LEASES, SUPERVISORS, RunFolder, is_log
 
 log = logging.getLogger("shoal.engine")
 
@@ -33,7 +33,6 @@ REST = 5  # times as long as a look took, before the next
 SHOWN = 3  # names in a warning
 AGAIN = 3  # times that a file is read which changes meanwhile
 HEADER = b'{"t": 0.0, "kind": "format"'  # of an event log: the run's own has one
-OWN = {"job.toml", "summary.json", "token", "scheduler", "pids.json"}  # no host writes them
 
 
 class _Unlike(Exception):
@@ -153,7 +152,7 @@ class Collector:
                 return
             if _grows(name):
                 self._follow(source, name, listed[name].size, last)
-            elif name not in OWN and (last or _is_checkpoint(name)):
+            elif name not in SUPERVISORS and (last or _is_checkpoint(name)):
                 due |= self._take_whole(source, name, listed[name], last)
         if due and self.keep:
             self._prune()
@@ -240,8 +239,7 @@ class Collector:
 
 def _grows(name: str) -> bool:
     """Return whether a file is only ever appended to."""
-    is_log = name.startswith("logs/") and name.endswith(".log")
-    return is_log or name in (EVENTS, f"{CHECKPOINTS}/leases")
+    return is_log(name) or name in (EVENTS, LEASES)
 
 
 def _is_checkpoint(name: str) -> bool:
@@ -256,7 +254,7 @@ def _lines(source: _Source, name: str, at: int, last: bool) -> bytes:
     data = b""
     while piece := _read(source, name, at + len(data)):
         data += piece
-        if name.endswith(".log"):
+        if is_log(name):
             return data
         if b"\n" in piece or len(data) > EVENT_BYTES_MAX:
             break

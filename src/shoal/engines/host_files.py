@@ -16,11 +16,9 @@ from typing import NamedTuple
 
 from shoal.errors import NotTrusted
 from shoal.storage.files import make_folder, open_file
-from shoal.storage.run_folder import HEADER_BYTES_MAX, header_of
+from shoal.storage.run_folder import EVENTS, HEADER_BYTES_MAX, header_of
 
-EVENTS = "events.jsonl"  # the event log of a run
 INPUTS = "inputs"  # in the folder of a host: what is sent there
-CHECKPOINTS = "checkpoints"  # what may be removed there
 
 
 class FileState(NamedTuple):

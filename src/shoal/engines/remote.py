@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from shoal.engines.base import Host, Started, Task
-from shoal.engines.host_files import CHECKPOINTS, INPUTS, FileState, HostFiles
+from shoal.engines.host_files import INPUTS, FileState, HostFiles
 from shoal.engines.local import LocalHost
 from shoal.errors import JoinTimeout, ProcessDied, ShoalError, by_name
 from shoal.node.node import Node
@@ -43,7 +43,7 @@ from shoal.protocol.machine import Note, Outcome
 from shoal.protocol.messages.hosts import HostAnswered, HostAsked, HostHeld, What
 from shoal.protocol.supervision.supervisor import Exit
 from shoal.protocol.views import NodeId
-from shoal.storage.run_folder import RunFolder
+from shoal.storage.run_folder import CHECKPOINTS, RunFolder
 from shoal.transport import Identity
 
 log = logging.getLogger("shoal.engine")

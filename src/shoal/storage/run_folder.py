@@ -47,6 +47,10 @@ from shoal.storage.files import (
 )
 
 RESULT = "result.json"  # of a worker
+EVENTS = "events.jsonl"
+CHECKPOINTS = "checkpoints"
+LEASES = f"{CHECKPOINTS}/leases"
+SUPERVISORS = ("job.toml", "summary.json", "scheduler", "token", "pids.json")  # it writes them
 HEADER_BYTES_MAX = 4096  # of an event log
 MARK_BYTES = 8  # random ones, of each folder
 
@@ -56,13 +60,13 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.events = path / "events.jsonl"
+        self.events = path / EVENTS
         self.job = path / "job.toml"
         self.summary = path / "summary.json"
         self.model = path / "model.safetensors"
         self.shards = path / "shards"
-        self.checkpoints = path / "checkpoints"
-        self.leases = self.checkpoints / "leases"
+        self.checkpoints = path / CHECKPOINTS
+        self.leases = path / LEASES
         self.scheduler = path / "scheduler"  # has the address, during the run
         self.token = path / "token"  # during the run, if the run has one
         self.pids = path / "pids.json"
@@ -249,6 +253,11 @@ def stamped_folder(parent: Path, title: str) -> Path:
             ) from None
         return path
     raise FileExistsError(f"no free run folder beside {path}")
+
+
+def is_log(name: str) -> bool:
+    """Return whether a file of a run, by its name in the folder, is the log of a process."""
+    return name.startswith("logs/") and name.endswith(".log")
 
 
 def folder_of(clock: int) -> str:

@@ -20,6 +20,7 @@ OTHER = {  # than the default
     "init_timeout_s": 1e9,
     "sync_timeout_s": 0.5,
     "on_timeout": "drop",
+    "collective": "mpi",
     "on_worker_loss": "replace",
     "strategy": "my own.py:Mine",
     "set": {"tau": 5, "mode": "a b'c", "on": True, "x": 1e-7},

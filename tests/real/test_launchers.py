@@ -65,6 +65,13 @@ def mpirun(words):
     yield begin([*MPIRUN, "-n", "4", *words])
 
 
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
 ALL = [mpirun, mpich, slurm, torchrun]
 
 
@@ -100,6 +107,36 @@ def test_a_job_trains_as_ranks_bit_by_bit_as_it_does_here(tmp_path, launcher, st
     printed = done(*launcher([*TRAIN, "--strategy", strategy, "--out", str(tmp_path)]))
     assert losses(tmp_path) == wanted(strategy)
     assert "".join(printed).count("test accuracy") == 1  # rank 0 tells the result
+
+
+def test_sums_by_mpi_train_as_those_on_the_ring(tmp_path, wanted):
+    how = ["--strategy", "allreduce", "--collective", "mpi", "--out", str(tmp_path)]
+    [printed] = done(*mpirun([*TRAIN, *how]))
+    found, want = losses(tmp_path), wanted("allreduce")
+    assert found.keys() == want.keys()
+    assert max(abs(found[at] - want[at]) for at in want) < 1e-5
+    assert "test accuracy" in printed
+
+
+def test_a_script_sums_every_dtype_by_mpi():
+    script = str(Path(__file__).parent / "scripts" / "sums.py")
+    process = begin([*MPIRUN, "-n", "3", sys.executable, script], SHOAL_COLLECTIVE="mpi")
+    [printed] = done(process)
+    assert printed.count("all as they should be") == 3
+
+
+def test_a_rank_that_is_killed_within_a_sum_by_mpi_ends_all(tmp_path):
+    how = ["--strategy", "allreduce", "--epochs", "100000", "--collective", "mpi"]
+    [process] = mpirun([*TRAIN, *how, "--out", str(tmp_path)])
+    until(lambda: [*tmp_path.glob("*/events.jsonl")], "it begins")
+    [events] = tmp_path.glob("*/events.jsonl")
+    until(lambda: '"kind":"step"' in events.read_text(), "it trains")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ranks = [each for each in children if b"train" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    process.communicate(timeout=15)
+    assert process.returncode != 0
+    assert not [each for each in ranks if is_running(each)]
 
 
 @pytest.mark.parametrize("launcher", ALL)
@@ -141,6 +178,7 @@ def test_a_group_that_torchrun_starts_again_meets_again(tmp_path):
         (["--workers", "3"], "--workers 3 in a world of 4"),
         (["--on-worker-loss", "replace"], "mpirun starts no worker again"),
         (["--replicas", "3"], "needs at least 3 servers"),
+        (["--collective", "mpi", "--on-timeout", "drop"], "MPI's sums cannot go on without"),
         (["--model", "no such model"], "unknown model"),
     ],
 )

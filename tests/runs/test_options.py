@@ -46,4 +46,4 @@ def test_processes_get_the_options_of_all_runs_by_name():
         "keep_checkpoints": KEPT,
     }  # neither the threads of word2vec's workers, nor the folder of runs
     shared = run.shared_with(ClientOptions)
-    assert shared == {"sync_timeout_s": 2.5, "on_timeout": "ask"}
+    assert shared == {"sync_timeout_s": 2.5, "on_timeout": "ask", "collective": "ring"}

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from shoal.client.exchanges import Exchanges, Keys
 from shoal.client.options import PullOptions, PushOptions, PushPullOptions
-from shoal.collective.tensors import reduce_of
 from shoal.node.future import Future
 from shoal.protocol.requests import Exchange
 
@@ -30,8 +29,14 @@ class Blocking:
         tensor([1., 1.])
     """
 
-    def __init__(self, run: Callable[..., Future], exchanges: Exchanges) -> None:
+    def __init__(
+        self,
+        run: Callable[..., Future],
+        exchanges: Exchanges,
+        sum_up: Callable[[Tensor, bool], None],
+    ) -> None:
         self._run = run
+        self._sum_up = sum_up
         self._exchanges = exchanges
 
     def push(
@@ -75,4 +80,4 @@ class Blocking:
 
     def all_reduce(self, tensor: Tensor, *, mean: bool = False) -> None:
         """Sum a tensor as `Client.all_reduce` does, and wait."""
-        self._run(reduce_of(tensor, mean)).result()
+        self._sum_up(tensor, mean)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from math import inf
 from time import monotonic, perf_counter
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.client.blocking import Blocking
 from shoal.client.operations import Operations
 from shoal.client.options import ClientOptions
+from shoal.client.sums import SumsByMpi
 from shoal.collective.base import AllReduce
 from shoal.collective.figures import WorkerFigures
-from shoal.collective.tensors import prepared
 from shoal.errors import RequestTimeout, ShoalError
 from shoal.node.driver import Driver
 from shoal.node.future import Future
@@ -40,6 +40,9 @@ from shoal.protocol.worker.peers.peers import Peers
 from shoal.tables.opening import checked
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("shoal.client")
 
@@ -112,10 +115,12 @@ class Client(Operations, WorkerFigures):
         super().__init__(Driver(machine, me, address), options)
         self._tickets: dict[int, Future] = {}  # begun by a program; a later one may wait for them
         self.idle_s = 0.0
-        self.blocking = Blocking(self._run, self._exchanges)
+        self.blocking = Blocking(self._run, self._exchanges, self._sum_up)
         self._listen(address, name)
         try:
             self._join()
+            if options.collective == "mpi":
+                self._sums = SumsByMpi(self._driver, self.world_size)
         except BaseException:
             self._driver.node.close()
             raise
@@ -129,6 +134,9 @@ class Client(Operations, WorkerFigures):
             with suppress(RequestTimeout):
                 joined.wait(CHECK_S)
         joined.wait()
+
+    def _sum_up(self, tensor: Tensor, mean: bool) -> None:
+        self._sums.sum(self._sums.prepare(tensor, mean))
 
     def _listen(self, scheduler: str, name: str) -> None:
         """Listen at an address where other workers reach this one, and announce it."""
@@ -286,7 +294,7 @@ class Client(Operations, WorkerFigures):
             try:
                 match request:
                     case AllReduce():
-                        self._run(prepared(request)).result()
+                        self._sums.sum(request.prepared(self._sums.prepare))
                     case Start(DeclareTable(spec)):
                         future = self._driver.ask(DeclareTable(checked(spec)))
                         self._tickets[future.request_id] = future

@@ -18,7 +18,7 @@ from shoal.client.options import (
     PushPullOptions,
 )
 from shoal.client.sparse.scans import scanned
-from shoal.collective.tensors import reduce_of
+from shoal.client.sums import Sums, SumsByRing
 from shoal.errors import InvalidValue, NotImportable, Refused
 from shoal.factories import AT_PROMPT, at_prompt
 from shoal.node.driver import Driver
@@ -43,6 +43,7 @@ class Operations:
         self.options = options
         self._driver = driver
         session = driver.machine.session
+        self._sums: Sums = SumsByRing(driver)
         self._finite = Finite(self.table)
         self._exchanges = Exchanges(self.table, lambda: self.view, lambda: session.incarnation)
 
@@ -347,10 +348,11 @@ class Operations:
         return PlannedCheckpoint(planned.saved_as, folders)
 
     def all_reduce(self, tensor: Tensor, *, mean: bool = False) -> Future:
-        """Sum a tensor over all workers of the group, in place, by a ring allreduce.
+        """Sum a tensor over all workers of the group, in place.
 
-        With P workers each sends 2 (P - 1) / P of the tensor, or P - 1 times a small tensor. All
+        On a ring of P workers each sends 2 (P - 1) / P of it, or P - 1 times a small tensor. All
         workers call it for the same tensors in the same order, and all get bitwise the same result.
+        With the collective "mpi" the sum is done when this returns.
 
         Args:
             tensor: a contiguous CPU tensor of numbers, borrowed until the future is done.
@@ -373,7 +375,7 @@ class Operations:
         References:
             Patarasuk & Yuan 2009, section 3 (bandwidth optimal allreduce).
         """
-        return self._begin(reduce_of(tensor, mean), pump=True)
+        return self._sums.begin(self._sums.prepare(tensor, mean))
 
     def exchange(self, ask: Exchange) -> Future:
         """Send any combination of pushes, an advance and pulls as one request.
@@ -399,10 +401,9 @@ class Operations:
         with self._driver.own():
             return self._driver.machine.waiting()
 
-    def _begin(self, request: object, finish: Finish | None = None, pump: bool = False) -> Future:
+    def _begin(self, request: object, finish: Finish | None = None) -> Future:
         """Submit a request."""
-        pump = pump or isinstance(request, Exchange)
-        return self._driver.ask(*self._ready(request, finish), pump)
+        return self._driver.ask(*self._ready(request, finish), isinstance(request, Exchange))
 
     def _run(self, request: object, finish: Finish | None = None) -> Future:
         """Submit a request and wait; the future is done."""

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypedDict, get_args
 
 import msgspec
 
+from shoal.collective.base import Collective
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
 from shoal.node.future import Future
@@ -44,6 +45,9 @@ class ClientOptions(msgspec.Struct, frozen=True):
             again, and fails only with the run. "drop": as "wait", and exchanges with neighbours
             (`p2p`) go on without late neighbours; a scheduler with `--drop-after-s` drops workers
             that others wait for.
+        collective: the way of sums over all workers (`all_reduce`, and strategies without servers):
+            "ring" is Shoal's own ring allreduce; "mpi" is the allreduce of MPI, which needs mpi4py
+            and workers that are the ranks of MPI.
         rank: the rank to ask for, -1 for any.
         debug: whether writes to borrowed buffers are detected (one checksum per push).
         abort_on_error: whether an error in the `with` block of the client, or in the script of
@@ -59,7 +63,7 @@ class ClientOptions(msgspec.Struct, frozen=True):
 
     Raises:
         InvalidValue: `group` or `namespace` is no valid name, `group_size` is below 1, or
-            `on_timeout` is none of the three.
+            `on_timeout` or `collective` has none of its values.
 
     Example:
         >>> ClientOptions(group="eval").prefix
@@ -73,6 +77,7 @@ class ClientOptions(msgspec.Struct, frozen=True):
     init_timeout_s: float = 60.0
     sync_timeout_s: float = 10.0
     on_timeout: OnTimeout = "ask"
+    collective: Collective = "ring"
     rank: int = -1
     debug: bool = False
     abort_on_error: bool = True
@@ -87,9 +92,10 @@ class ClientOptions(msgspec.Struct, frozen=True):
                     f"group and namespace names have at most 64 letters, digits, - and _: got "
                     f"{name!r}"
                 )
-        if self.on_timeout not in get_args(OnTimeout):
-            known = ", ".join(get_args(OnTimeout))
-            raise InvalidValue(f"on_timeout is one of {known}, not {self.on_timeout!r}")
+        for name, kind in (("on_timeout", OnTimeout), ("collective", Collective)):
+            if getattr(self, name) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise InvalidValue(f"{name} is one of {known}, not {getattr(self, name)!r}")
         if self.group_size < 1:
             raise InvalidValue(f"group_size is at least 1, not {self.group_size}")
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from shoal.client.defaults import OptimizerDefaults
+from shoal.collective.base import Collective
 from shoal.engines.pairs import values_of, words_of
 from shoal.errors import InvalidValue
 from shoal.protocol.worker.options import OnTimeout
@@ -38,7 +39,7 @@ class ScriptEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         rank, world_size: the rank to ask for, and the number of workers, lost ones included.
         servers: the number of servers to start where there is no cluster.
         launcher, rendezvous: what has started this process as a rank, and where ranks meet.
-        init_timeout_s, sync_timeout_s, on_timeout: as in `ClientOptions`.
+        init_timeout_s, sync_timeout_s, on_timeout, collective: as in `ClientOptions`.
         on_worker_loss: "stop" if an error of the script ends the run.
         strategy, set, staleness, optimizer_options: the defaults of `shoal.Optimizer`.
         resumed: the checkpoint that the run continues from.
@@ -60,6 +61,7 @@ class ScriptEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     init_timeout_s: float = 60.0
     sync_timeout_s: float = 10.0
     on_timeout: OnTimeout = "ask"
+    collective: Collective = "ring"
     on_worker_loss: str = "stop"
     strategy: str = ""
     set: dict[str, Any] = {}

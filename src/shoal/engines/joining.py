@@ -18,6 +18,7 @@ from shoal.client.client import Client
 from shoal.client.context import Context, joined, set_current
 from shoal.client.options import ClientOptions
 from shoal.client.places import scheduler_at, token_at
+from shoal.collective.base import Collective
 from shoal.engines.cluster import cluster_here
 from shoal.engines.environment import ScriptEnvironment
 from shoal.engines.launchers.meeting import join_cluster
@@ -38,6 +39,7 @@ def init(
     token: str = "",
     sync_timeout_s: float | None = None,
     on_timeout: OnTimeout | None = None,
+    collective: Collective | None = None,
     init_timeout_s: float | None = None,
     rank: int | None = None,
     imports: Sequence[str] = (),
@@ -64,6 +66,8 @@ def init(
             twice this time. None for SHOAL_SYNC_TIMEOUT_S, which `shoal run` sets, or 10.
         on_timeout: the handling of such a request, as in `ClientOptions`. None for
             SHOAL_ON_TIMEOUT, which `shoal run` sets, or "ask".
+        collective: the way of sums over all workers, "ring" or "mpi", as in `ClientOptions`. None
+            for SHOAL_COLLECTIVE, which `shoal run` sets, or "ring".
         init_timeout_s: the seconds to wait until the cluster is complete. None for
             SHOAL_INIT_TIMEOUT_S, which `shoal run` sets to no limit, or 60.
         rank: the rank to ask for. None for SHOAL_RANK or any.
@@ -105,6 +109,7 @@ def init(
         init_timeout_s=init_timeout_s,
         sync_timeout_s=sync_timeout_s,
         on_timeout=on_timeout,
+        collective=collective,
     )
     address = scheduler or told.scheduler
     secret = token or told.token or token_at(address)
@@ -127,6 +132,7 @@ def init(
         init_timeout_s=told.init_timeout_s,
         sync_timeout_s=told.sync_timeout_s,
         on_timeout=told.on_timeout,
+        collective=told.collective,
         group=group,
         group_size=group_size,
         namespace=namespace,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from shoal.collective.base import Collective
 from shoal.engines.options import (
     KEPT,
     CheckpointEvery,
@@ -38,6 +39,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     memory: Memory = ""
     transport: Annotated[Literal["unix", "tcp"], option("Network", "sockets between the processes of this machine")] = "unix"
     sync_timeout_s: Annotated[float, option("Network", "seconds after which a waiting request is asked about, and workers that it waits for are reminded; it fails after twice as many", gt=0)] = 10.0
+    collective: Annotated[Collective, option("Network", "how sums over all workers travel: on a ring of the workers; or by MPI's allreduce, where mpirun has started the workers as its ranks")] = "ring"
     title: Annotated[str, option("Output", "first part of the name of the run's folder", max_length=100)] = ""
     out: Annotated[str, option("Output", "folder for the folders of runs")] = "shoal-runs"
     checkpoint_every: CheckpointEvery = 0
@@ -60,6 +62,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 f"--on-timeout drop and --slow-workers {self.slow_workers} both say when a slow "
                 "worker is dropped: give one of them"
             )
+        for flag, value, usual in (
+            ("--on-worker-loss", self.on_worker_loss, ("stop",)),
+            ("--slow-workers", self.slow_workers, ("wait",)),
+            ("--on-timeout", self.on_timeout, ("wait", "ask")),
+        ):
+            if self.collective == "mpi" and value not in usual:
+                raise InvalidValue(
+                    f"{flag} {value} with --collective mpi: MPI's sums cannot go on without a "
+                    "worker; use --collective ring"
+                )
 
     @property
     def saves(self) -> bool:
@@ -124,6 +136,21 @@ def check_backup(run: RunOptions) -> None:
         raise InvalidValue(
             "slow_workers 'backup' has other workers do the batches of a slow one: add "
             "--on-worker-loss reassign"
+        )
+
+
+def check_collective(collective: Collective) -> None:
+    """Refuse MPI among workers that are no ranks of it.
+
+    >>> check_collective("mpi")
+    Traceback (most recent call last):
+        ...
+    shoal.errors.InvalidValue: --collective mpi: the workers have to be ranks of MPI, as in `mpirun -n 4 shoal train JOB.toml --collective mpi`; without a launcher use --collective ring
+    """
+    if collective == "mpi":
+        raise InvalidValue(
+            "--collective mpi: the workers have to be ranks of MPI, as in `mpirun -n 4 shoal train "
+            "JOB.toml --collective mpi`; without a launcher use --collective ring"
         )
 
 

@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from shoal.collective.mpi import communicator, failed
 from shoal.engines.base import Task
 from shoal.engines.host_files import INPUTS
 from shoal.engines.launchers.hosts import RanksEngine, folder_here, keeping
 from shoal.engines.launchers.meeting import Meeting, Ranks, check_server
-from shoal.engines.launchers.rendezvous import Said, failed
+from shoal.engines.launchers.rendezvous import Said
 from shoal.engines.launchers.world import World, world_of
 from shoal.engines.processes import Processes
 from shoal.errors import InvalidValue, NotTrusted, ShoalError
@@ -365,3 +366,6 @@ def check_ranked(world: World, run: RunOptions) -> None:
             f"--on-worker-loss {run.on_worker_loss}: {world.launcher} ends all ranks when one "
             "fails; srun does not, and neither do `shoal train` and `shoal run` without a launcher"
         )
+    if run.collective == "mpi":
+        started = world.launcher, world.rank, world.size
+        communicator("--collective mpi", "or use --collective ring", started)

@@ -14,6 +14,7 @@ from shoal.engines.launchers.world import World
 from shoal.engines.processes import Processes
 from shoal.runs.application import Application, Spec
 from shoal.runs.ending import join_run
+from shoal.runs.options import check_collective
 from shoal.runs.plan import tasks_of
 from shoal.runs.ranks import RankedRun
 from shoal.runs.resume import resumed_at
@@ -51,6 +52,8 @@ def run_here(
     started_at = time.time() if started_at is None else started_at
     console = console or Console(quiet=True)
     begin = partial(begun, application, console, started_at)
+    if world is None:
+        check_collective(application.spec.collective)
     ranked = RankedRun(world, application, rendezvous) if world is not None else None
     if ranked is not None and not ranked.leads:
         return ranked.follow()

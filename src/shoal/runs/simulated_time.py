@@ -60,6 +60,7 @@ def check_simulated(job: JobSpec, options: SimulatedTime) -> None:
         (job.saves or job.resume, "checkpoints"),
         (job.on_worker_loss != "stop" or job.slow_workers != "wait", "the loss of workers"),
         (job.on_timeout != "ask", "time-outs"),
+        (job.collective != "ring", "MPI"),
     ):
         if wrong:
             raise InvalidValue(f"simulated time goes without {what}")

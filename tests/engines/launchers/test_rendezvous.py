@@ -7,7 +7,6 @@ from datetime import timedelta
 from pathlib import Path
 from subprocess import run
 from threading import Event
-from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -200,24 +199,6 @@ def test_a_step_without_a_first_node_is_refused():
 def test_mpi_on_several_hosts_needs_mpi4py_or_a_rendezvous(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(PackageMissing, match=r"shoal\[mpi\].*--rendezvous HOST:PORT"):
-        rendezvous_of(world(1, launcher="mpirun"), {}, "", 1.0)
-
-
-def test_mpi4py_without_a_library_of_mpi_is_told(monkeypatch):
-    def fails(module, what):
-        raise RuntimeError("cannot load MPI library\nat all")
-
-    monkeypatch.setattr(rendezvous, "require", fails)
-    with pytest.raises(InvalidValue, match=r"by MPI: cannot load MPI library; or give --rendez"):
-        rendezvous_of(world(1, launcher="mpirun"), {}, "", 1.0)
-
-
-def test_another_mpi_than_that_of_mpirun_is_told(monkeypatch):
-    """Each process is then alone in its world."""
-    comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1)
-    mpi = SimpleNamespace(rc=SimpleNamespace(), COMM_WORLD=comm)
-    monkeypatch.setattr(rendezvous, "require", lambda module, what: mpi)
-    with pytest.raises(InvalidValue, match=r"rank 1 of 3, and mpi4py is rank 0 of 1"):
         rendezvous_of(world(1, launcher="mpirun"), {}, "", 1.0)
 
 

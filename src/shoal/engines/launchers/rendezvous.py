@@ -11,13 +11,11 @@ the others ask in the latest one: an answer counts for a rank if it names what t
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
 import re
 import secrets
-import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -29,15 +27,14 @@ from time import monotonic, sleep, time
 from typing import Any
 from zlib import crc32
 
+from shoal.collective.mpi import communicator
 from shoal.engines.launchers.world import World
-from shoal.errors import InvalidValue, JoinTimeout, PackageMissing, ProcessDied, ShoalError, by_name
-from shoal.extras import require
+from shoal.errors import InvalidValue, JoinTimeout, ProcessDied, ShoalError, by_name
 from shoal.ownership import private_folder
 from shoal.transport.tcp import endpoint_of
 
 log = logging.getLogger("shoal.engine")
 _stores: dict[str, Any] = {}  # by address: rank 0's end with its process, not with a meeting
-_failed = False
 
 Said = dict[str, Any]
 Answer = Callable[[list[Said]], Said]
@@ -220,39 +217,12 @@ def rendezvous_of(
 
 
 def _mpi(world: World) -> Any:
-    """Return the communicator of all ranks, by mpi4py.
-
-    MPI's end waits for all ranks. So a rank that fails does without it, and mpirun ends the others.
-    """
-    elsewhere = "or give --rendezvous HOST:PORT (SHOAL_RENDEZVOUS), an address of rank 0's host"
-    what = f"the {world.size} ranks of mpirun are on several hosts, where they meet by MPI"
-    try:
-        require("mpi4py", what).rc.finalize = False
-        mpi: Any = require("mpi4py.MPI", what)
-    except PackageMissing as error:
-        raise PackageMissing(f"{error.message}, {elsewhere}") from None
-    except (ImportError, RuntimeError) as error:  # it finds no library of MPI
-        raise InvalidValue(f"{what}: {_first_line(error)}; {elsewhere}") from None
-    seen = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
-    if seen != (world.rank, world.size):
-        raise InvalidValue(
-            f"mpirun has started rank {world.rank} of {world.size}, and mpi4py is rank {seen[0]} "
-            f"of {seen[1]}: it uses another MPI than this mpirun; {elsewhere}"
-        )
-    atexit.register(_finalize, mpi)
-    return mpi.COMM_WORLD
-
-
-def failed() -> None:
-    """Note that this rank ends with an error."""
-    global _failed
-    _failed = True
-
-
-def _finalize(mpi: Any) -> None:
-    """End MPI, unless this process ends with an error."""
-    if not (_failed or getattr(sys, "last_value", None) is not None or mpi.Is_finalized()):
-        mpi.Finalize()
+    """Return the communicator of all ranks, by mpi4py."""
+    return communicator(
+        f"the {world.size} ranks of mpirun are on several hosts, where they meet by MPI",
+        "or give --rendezvous HOST:PORT (SHOAL_RENDEZVOUS), an address of rank 0's host",
+        (world.launcher, world.rank, world.size),
+    )
 
 
 def _needed(env: Mapping[str, str], name: str, world: World) -> str:

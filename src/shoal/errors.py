@@ -31,7 +31,7 @@
     │   │   └── DeclaredDead       the run goes on without this process, which was silent
     │   ├── LeftAlone              a server was told to leave while its scheduler was gone
     │   └── HandshakeFailed        no greeting, or an unfinished one
-    │       └── HandshakeRefused   wrong token, protocol version or job
+    │       └── HandshakeRefused   wrong token, certificate, protocol version or job
     ├── WireError                  bytes that are no valid frame, or an address that cannot be used
     │   ├── BadMagic, BadVersion, BadLength, BadMessage, BadSharedMemory
     │   ├── BadContent, PeerFault
@@ -251,11 +251,21 @@ class LeftAlone(PeerError):
 
 
 class HandshakeFailed(PeerError):
-    """A peer sent no greeting, or an unfinished one: it may not be a Shoal node."""
+    """A peer sent no greeting, or an unfinished one: it may not be a Shoal node.
+
+    Args:
+        message: as of `ShoalError`.
+        trace: as of `ShoalError`.
+        reason: the reason in a word or two, by which a listener counts its callers.
+    """
+
+    def __init__(self, message: str = "", trace: Iterable[str] = (), reason: str = "") -> None:
+        super().__init__(message, trace)
+        self.reason = reason
 
 
 class HandshakeRefused(HandshakeFailed):
-    """A peer has another token, protocol version or job. Retrying does not help."""
+    """A peer has another token, authority, protocol version or job. Retrying does not help."""
 
 
 class WireError(ShoalError):
@@ -294,7 +304,7 @@ class BadSharedMemory(WireError):
 
 
 class AddressInvalid(WireError):
-    """An address that is not inproc://NAME, unix:///PATH or tcp://HOST:PORT."""
+    """An address that is not inproc://NAME, unix:///PATH, tcp:// or tls://HOST:PORT."""
 
 
 class AddressInUse(WireError):

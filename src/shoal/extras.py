@@ -1,8 +1,8 @@
 """Packages of the extras of `pip install`: imported where they are used.
 
 `pip install shoal` brings what a parameter server needs. Data sets, reports and benchmarks need
-more: `pip install 'shoal[data]'`, `'shoal[reports]'`, `'shoal[bench]'`, `'shoal[mpi]'`, or
-`'shoal[all]'`.
+more: `pip install 'shoal[data]'`, `'shoal[reports]'`, `'shoal[bench]'`, `'shoal[mpi]'`,
+`'shoal[tls]'`, or `'shoal[all]'`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
         "gensim": "bench",
         "ray": "bench",
         "mpi4py": "mpi",
+        "cryptography": "tls",
     }
 )
 

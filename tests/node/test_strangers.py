@@ -9,7 +9,7 @@ import pytest
 
 from shoal.errors import HandshakeRefused
 from shoal.node.node import Node
-from shoal.node.strangers import DENIED_S, MOST
+from shoal.node.strangers import DENIED_S, MOST, WORK_MAX_S, Strangers
 from shoal.transport import Identity, transport_for
 from tests.node.rigs import FRIEND, TOKEN, Peer, call, until
 
@@ -30,7 +30,7 @@ def test_strangers_are_few_and_the_oldest_goes_first(listening, tmp_path):
         callers.append(socket.socket(socket.AF_UNIX))
         callers[-1].connect(f"{tmp_path}/node")
         node.poll(0)
-    until(lambda: node.counters["HandshakeFailed"] == 40, node)
+    until(lambda: node.counters["HandshakeFailed (too many)"] == 40, node)
     open_ones = len(node._connections)
     assert open_ones == MOST
     friend = call(address, FRIEND, node)  # a caller with the token is admitted meanwhile
@@ -47,7 +47,7 @@ def test_a_wrong_token_is_answered_late_and_a_right_one_at_once(listening):
     with ThreadPoolExecutor(1) as pool:
         connect, wrong = transport_for(address).connect, "a token that is wrong"
         guess = pool.submit(connect, address, Identity("worker-x", "worker", token=wrong), 10.0)
-        until(lambda: node.counters["HandshakeFailed"] == 1, node)
+        until(lambda: node.counters["HandshakeFailed (wrong token)"] == 1, node)
         friend = call(address, FRIEND, node)
         assert time.monotonic() - began < DENIED_S
         assert not guess.done()
@@ -74,3 +74,30 @@ def test_a_member_cannot_call_in_another_role(listening):
     call(address, FRIEND, node).close()
     assert node.counters["HandshakeFailed"] == 1
     assert not node._peers
+
+
+def test_handshakes_have_a_share_of_the_time():
+    strangers, caller, now = Strangers(), socket.socketpair(), 100.0
+    assert not strangers.is_later(caller[0], now)
+    strangers.worked(WORK_MAX_S)
+    strangers.callers[caller[0].fileno()] = caller[0], now
+    assert strangers.is_later(caller[0], now)
+    assert [*strangers.resumed(now)] == []
+    strangers.worked(0.1)
+    assert [*strangers.resumed(now + 0.9)] == []
+    assert [*strangers.resumed(now + 1.1)] == [caller[0]], "a tenth of the time is for them"
+    assert [*strangers.resumed(now + 1.1)] == []
+    strangers.worked(0.1)
+    assert strangers.is_later(caller[0], now + 1.2)
+    strangers.forget(caller[0].fileno())
+    assert [*strangers.resumed(now + 9)] == [], "it is gone"
+    for each in caller:
+        each.close()
+
+
+def test_a_caller_that_has_to_wait_is_served_later(listening, monkeypatch):
+    node, address = listening
+    node._strangers.worked(WORK_MAX_S + 0.1)
+    friend = call(address, FRIEND, node)
+    assert friend.peer == "server-b"
+    friend.close()

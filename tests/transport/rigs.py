@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import fcntl
 import os
 import select
+import shutil
 import socket
 import struct
+import tempfile
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from shoal.apps.keys import add_certificate, make_authority
 from shoal.protocol.machine import Sink
 from shoal.protocol.messages.base import PROTOCOL_VERSION, Message
 from shoal.protocol.messages.handshake import Challenge
@@ -178,6 +184,24 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def authority(name: str = "ours") -> Path:
+    """The folder of an authority, which goes with this process."""
+    return _authority(name)
+
+
+@cache
+def _authority(name: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="shoal-keys-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    make_authority(folder, name)
+    return folder
+
+
+def keys_of(name: str, by: str = "ours") -> Path:
+    """The folder of a certificate by an authority."""
+    return add_certificate(authority(by), name)
 
 
 def drop_packets_to(sock: socket.socket) -> None:

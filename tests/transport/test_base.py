@@ -19,13 +19,13 @@ def test_a_scheme_names_a_transport(scheme):
 
 @pytest.mark.parametrize("bad", ["", "nonsense", "tcp:", "tcp://", "://x", "host:80", "TCP://x:1"])
 def test_a_bad_address_is_refused_with_the_valid_forms(bad):
-    with pytest.raises(AddressInvalid, match="inproc://NAME, unix:///PATH or tcp://HOST:PORT"):
+    with pytest.raises(AddressInvalid, match="inproc://NAME, unix:///PATH, tcp://HOST:PORT or tls"):
         transport_for(bad)
 
 
 def test_an_unknown_scheme_is_refused_with_the_known_ones():
     with pytest.raises(
-        AddressInvalid, match=r"unknown transport 'tpc' .known: inproc, tcp, unix.*tcp"
+        AddressInvalid, match=r"unknown transport 'tpc' .known: inproc, tcp, tls, unix.*tcp"
     ):
         transport_for("tpc://x:1")
 

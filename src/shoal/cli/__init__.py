@@ -3,7 +3,7 @@
 Only this package and `shoal.init()` read the options in environment variables; a flag always wins.
 """
 
-from shoal.cli import cluster, comparing, tools, training
+from shoal.cli import cluster, comparing, keys, tools, training
 from shoal.cli.group import main
 
-__all__ = ["cluster", "comparing", "main", "tools", "training"]
+__all__ = ["cluster", "comparing", "keys", "main", "tools", "training"]

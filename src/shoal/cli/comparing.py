@@ -22,6 +22,7 @@ from shoal.cli.group import (
     option,
     options_of,
     plain,
+    tls_options,
     trusts,
 )
 from shoal.engines.pairs import pairs_of, value_of, values_of
@@ -58,6 +59,7 @@ OF_ALL_CELLS = ("seed", "init", "memory")  # options of an application that are 
 @options_of(JobSpec, leave_out=ONE_RUN, lists=AXES)
 @trusts
 @as_json
+@tls_options
 def compare(
     comparison: str | None,
     jobs: int | None,
@@ -167,6 +169,7 @@ def _application_options(name: str) -> Callable[[F], F]:
 @main.command("compare ctr", short_help="compare options of `train ctr`", cleans=True)
 @click.argument("train", metavar="[TRAIN]", required=False, default="")
 @_application_options("ctr")
+@tls_options
 def compare_ctr(train: str, **options: Any) -> None:
     """Train click-through-rate models with every combination of values, and draw a report.
 
@@ -180,6 +183,7 @@ def compare_ctr(train: str, **options: Any) -> None:
 @main.command("compare word2vec", short_help="compare options of `train word2vec`", cleans=True)
 @click.argument("texts", metavar="[TEXT...]", nargs=-1)
 @_application_options("word2vec")
+@tls_options
 def compare_word2vec(texts: tuple[str, ...], **options: Any) -> None:
     """Train word embeddings with every combination of the values given, and draw a report.
 

@@ -16,9 +16,10 @@ from rich.console import Console
 
 from shoal.engines.options import flag_of
 from shoal.engines.pairs import values_of
-from shoal.errors import ShoalError, UsageError
+from shoal.errors import InvalidValue, ShoalError, UsageError
 from shoal.runs.trust import trusting
 from shoal.storage.files import FULL
+from shoal.transport import credentials
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -154,7 +155,7 @@ trusts = option(
 
 
 def token_options(command: F) -> F:
-    """Add `--token` and `--token-file`, the shared secret of a cluster, to a command."""
+    """Add `--token` and `--token-file`, the shared secret of a cluster, and the options of TLS."""
     section = "Network"
     token = option(
         "--token",
@@ -173,7 +174,45 @@ def token_options(command: F) -> F:
         callback=lambda ctx, _, path: ctx.meta.update({TOKEN_FILE: path}),
         help="file with the shared secret of the cluster, which only its owner can read",
     )
-    return token(file(command))
+    return tls_options(token(file(command)))
+
+
+def tls_options(command: F) -> F:
+    """Add `--tls` and `--require-tls` to a command; they count for what it starts as well."""
+    folder = option(
+        "--tls",
+        type=click.Path(file_okay=False),
+        metavar="FOLDER",
+        envvar=credentials.VARIABLE,
+        section="Network",
+        expose_value=False,
+        callback=_tls,
+        help="folder of this host's certificate, as `shoal keys add` makes it; with it, processes "
+        "of several hosts talk over tls://",
+    )
+    require = option(
+        "--require-tls",
+        is_flag=True,
+        envvar=credentials.REQUIRE,
+        section="Network",
+        expose_value=False,
+        callback=_require_tls,
+        help="refuse connections between hosts that are not encrypted",
+    )
+    return folder(require(command))
+
+
+def _tls(ctx: click.Context, _: click.Parameter, folder: str | None) -> None:
+    if folder:
+        try:
+            ctx.call_on_close(credentials.set_default(folder))
+        except InvalidValue as error:
+            raise click.UsageError(error.message) from None
+
+
+def _require_tls(ctx: click.Context, _: click.Parameter, require: bool) -> None:
+    if require:
+        ctx.call_on_close(credentials.require_tls())
 
 
 def _token(ctx: click.Context, _: click.Parameter, token: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from shoal.cli.group import given, option
+from shoal.cli.group import given, option, tls_options
 from shoal.engines.launchers.world import NAMES
 
 WORLD = "shoal.world"  # the world that says how many workers there are, in a context's `meta`
@@ -38,6 +38,7 @@ def ranked(command: Callable[..., Any]) -> Callable[..., Any]:
         help="where ranks on several hosts meet: a free port of rank 0's host; torchrun and srun "
         "say it themselves",
     )
+    @tls_options
     @wraps(command)
     def decorated(*args: Any, launcher: str, rendezvous: str, **options: Any) -> Any:
         from shoal.runs.ranks import telling_ranks, world_here

@@ -29,6 +29,7 @@ from shoal.cli.group import (
     option,
     options_of,
     tell,
+    tls_options,
     token_options,
     trusts,
 )
@@ -94,6 +95,7 @@ def simulate(
 @options_of(JobSpec, leave_out=("layers", "on_worker_loss"), **CHAOS)
 @trusts
 @as_json
+@tls_options
 def chaos(
     job: str | None,
     kills: int,
@@ -294,9 +296,17 @@ def similar(
     default=1,
     help="servers that have a copy of each row; dense, moving",
 )
+@option(
+    "--transport",
+    type=click.Choice(["unix", "tcp", "tls"]),
+    help="what wire and dense measure; unix and tcp if not given; tls needs no --tls",
+)
 @option("--plot", default="", help="file for a picture of the rows: .png, .svg or .pdf")
 @as_json
-def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: str) -> None:
+@tls_options
+def bench(
+    suite: str, as_json: bool, rounds: int | None, replicas: int, transport: str | None, plot: str
+) -> None:
     """Measure Shoal beside its ceilings, in one run.
 
     \b
@@ -317,7 +327,7 @@ def bench(suite: str, as_json: bool, rounds: int | None, replicas: int, plot: st
     if plot:
         require("matplotlib", "--plot")  # not after the measurement
     console = Console(stderr=as_json)
-    report = run_suite(suite, rounds, console, search_path(None, os.environ), replicas)
+    report = run_suite(suite, rounds, console, search_path(None, os.environ), replicas, transport)
     show_rows(console, report)
     if plot:
         plot_rows(report, Path(plot))

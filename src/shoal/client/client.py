@@ -59,7 +59,8 @@ class Client(Operations, WorkerFigures):
     the block also ends this worker's group (`ClientOptions.abort_on_error`). It is thread-safe.
 
     Args:
-        address: the address of the scheduler, unix:///PATH or tcp://HOST:PORT.
+        address: the address of the scheduler, unix:///PATH, tcp://HOST:PORT or
+            tls://HOST:PORT.
         options: the options with which this worker joins.
         check: a function called every half second until the cluster is complete, or has the table
             that is waited for; its exception ends the wait.
@@ -111,7 +112,7 @@ class Client(Operations, WorkerFigures):
         )
         limits = WorkerOptions(options.sync_timeout_s, options.on_timeout)
         self._machine = machine = WorkerMachine(session, limits, Peers(session, limits))
-        me = Identity(name, "worker", token=options.token)
+        me = Identity(name, "worker", token=options.token, tls=options.tls)
         super().__init__(Driver(machine, me, address), options)
         self._tickets: dict[int, Future] = {}  # begun by a program; a later one may wait for them
         self.idle_s = 0.0

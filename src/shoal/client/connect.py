@@ -17,11 +17,11 @@ def connect(address: str, **options: Any) -> Client:
     """Join a cluster as a worker, or attach to it as a group of its own.
 
     Args:
-        address: the scheduler's address, unix:///PATH or tcp://HOST:PORT; or the folder of a run
-            on this machine.
-        options: the fields of `ClientOptions`: token, init_timeout_s, sync_timeout_s, on_timeout,
-            collective, rank, debug, abort_on_error; group, group_size and namespace to attach to
-            another group's run.
+        address: the scheduler's address, unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT;
+            or the folder of a run on this machine.
+        options: the fields of `ClientOptions`: token, tls, init_timeout_s, sync_timeout_s,
+            on_timeout, collective, rank, debug, abort_on_error; group, group_size and namespace to
+            attach to another group's run.
 
     Returns:
         The connected client. Use it in a `with` block, or close it.

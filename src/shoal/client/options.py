@@ -36,6 +36,8 @@ class ClientOptions(msgspec.Struct, frozen=True):
 
     Attributes:
         token: the cluster's shared secret; empty for a cluster without one.
+        tls: the folder of this process's certificate for tls:// addresses, as `shoal keys add`
+            makes it; SHOAL_TLS if empty.
         init_timeout_s: the seconds to wait until the cluster is complete.
         sync_timeout_s: the seconds until an unanswered request is probed urgently; after twice this
             time the request fails with `SyncTimeout` or `RequestTimeout`. The time begins again
@@ -74,6 +76,7 @@ class ClientOptions(msgspec.Struct, frozen=True):
     """
 
     token: str = ""
+    tls: str = ""
     init_timeout_s: float = 60.0
     sync_timeout_s: float = 10.0
     on_timeout: OnTimeout = "ask"

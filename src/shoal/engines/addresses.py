@@ -9,9 +9,16 @@ from ipaddress import ip_address
 from typing import Any
 
 from shoal.errors import InvalidValue
-from shoal.transport.tcp import TcpTransport, endpoint_of, tcp_address
+from shoal.transport import transport_for
+from shoal.transport.credentials import default_folder
+from shoal.transport.tcp import endpoint_of, scheme_of, tcp_address
 
 ELSEWHERE = "tcp://192.0.2.1:9"  # no host has it (RFC 5737): the default route leads there
+
+
+def between_hosts(host: str, port: int = 0) -> str:
+    """Return an address for processes of several hosts: tls://, if this process has credentials."""
+    return tcp_address(host, port, "tls" if default_folder() else "tcp")
 
 
 def own_address(scheduler: str, interface: str = "") -> str:
@@ -21,8 +28,8 @@ def own_address(scheduler: str, interface: str = "") -> str:
     loopback if the scheduler's address is.
     """
     if interface:
-        return tcp_address(_address_of(interface), 0)
-    return TcpTransport().beside(scheduler, "")
+        return tcp_address(_address_of(interface), 0, scheme_of(scheduler))
+    return transport_for(scheduler).beside(scheduler, "")
 
 
 def reachable(others: Sequence[str], interface: str = "") -> str:
@@ -57,10 +64,10 @@ def advertised(bound: str, advertise: str) -> str:
     >>> advertised("tcp://0.0.0.0:4567", "tcp://gpu7.example.org:0")  # its port, whatever it is
     'tcp://gpu7.example.org:4567'
     """
-    if not advertise.startswith("tcp://"):
+    if not advertise.startswith(("tcp://", "tls://")):
         return advertise or bound
     host, port = endpoint_of(advertise)
-    return tcp_address(host, port or endpoint_of(bound)[1])
+    return tcp_address(host, port or endpoint_of(bound)[1], scheme_of(advertise))
 
 
 def _address_of(interface: str) -> str:

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from shoal.engines.addresses import between_hosts
 from shoal.engines.base import Engine, Reservation
 from shoal.engines.local import LocalHost, OneHost
 from shoal.errors import InvalidValue
@@ -61,11 +62,11 @@ class Hosts:
 
     def address(self, name: str) -> str:
         """Return the address on which a process of a host listens."""
-        return f"tcp://{NETWORK}.{self._numbers[name]}:{PORT}"
+        return between_hosts(f"{NETWORK}.{self._numbers[name]}", PORT)
 
     def address_of_any(self, name: str) -> str:
         """Return an address on a host with any free port, for one of several processes there."""
-        return f"tcp://{NETWORK}.{self._numbers[name]}:0"
+        return between_hosts(f"{NETWORK}.{self._numbers[name]}")
 
     def namespace(self, name: str) -> str:
         """Return the file that stands for the network namespace of a host."""

@@ -60,7 +60,7 @@ CheckpointEveryS = Annotated[float, option("Checkpoints", "seconds between check
 KeepCheckpoints = Annotated[int, option("Checkpoints", "number of checkpoints to keep, the last ones; 0: all of them", ge=0)]
 Resume = Annotated[str, option("Checkpoints", "folder of the run to continue, from a checkpoint")]
 ResumeAt = Annotated[int, option("Checkpoints", "clock of the checkpoint to continue from; the last complete one if not given", ge=-1)]
-Scheduler = Annotated[str, option("Network", "address of the scheduler: tcp://HOST:PORT or unix:///PATH")]
+Scheduler = Annotated[str, option("Network", "address of the scheduler: tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH")]
 Rank = Annotated[int, option("Network", "rank to ask for; any free one if not given", ge=-1)]
 InitTimeoutS = Annotated[float, option("Network", "seconds to wait until the cluster is complete", gt=0)]
 
@@ -75,7 +75,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ledger, start_clock:   the lease ledger of the run that this one continues, and its clock
     """
 
-    listen: Annotated[str, option("Network", "address to listen on: tcp://HOST:PORT or unix:///PATH")]
+    listen: Annotated[str, option("Network", "address to listen on: tcp://HOST:PORT, tls://HOST:PORT (with --tls) or unix:///PATH")]
     workers: Workers = 2
     servers: Servers = 1
     replicas: Replicas = 1

@@ -119,6 +119,8 @@ def run_scheduler(**given: Any) -> None:
         if journal is not None:
             journal.remove()
     finally:
+        if node.counters:
+            scheduler_log.info("counters: %s", dict(node.counters))
         node.close()
         disk.close()
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Event, Thread, get_ident
 from types import FrameType
 
+from msgspec.structs import replace
+
 from shoal.errors import ShoalError
 from shoal.factories import LIBRARIES, SHOAL, call_user_code
 from shoal.node.dialer import CONNECT_TIMEOUT_S
@@ -136,8 +138,7 @@ class HeartbeatThread:
 
         A second connection under the node's name would replace the node's own.
         """
-        name: NodeId = f"{self._me.node}-heartbeat"
-        return Identity(name, self._me.role, self._me.job, self._me.token)
+        return replace(self._me, node=f"{self._me.node}-heartbeat")
 
     def _drop(self) -> None:
         if self._connection is not None:

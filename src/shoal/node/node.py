@@ -218,7 +218,10 @@ class Node:
         if not connection.peer:
             oldest = self._strangers.admit(connection, monotonic())
             if oldest is not None:
-                self._errors.count(HandshakeFailed("too many callers have proved nothing"), oldest)
+                self._errors.count(
+                    HandshakeFailed("too many callers have proved nothing", reason="too many"),
+                    oldest,
+                )
                 self._drop(oldest)
         self._add(connection)
 
@@ -238,6 +241,9 @@ class Node:
             if late is not None:
                 self._errors.count(late, connection)
             self._drop(connection)
+        for caller in self._strangers.resumed(now):
+            self._poller.modify(caller.fileno(), select.EPOLLIN)
+            self._serve_stranger(caller)
         for stalled in self._paths.stalled(self._peers):
             self.counters["stalled"] += 1
             self._dialer.replace(stalled, self._address_of(stalled.peer) or "", now)
@@ -284,29 +290,52 @@ class Node:
             self._watch(connection)
         if not mask & ~select.EPOLLOUT:
             return
-        known = connection.peer
-        if not known and self._strangers.is_denied(connection.fileno()):  # it has hung up
+        if not connection.peer:
+            self._serve_stranger(connection)
+        elif not self._receive(connection):
+            self._drop(connection)
+        elif connection.wants_write:
+            self._watch(connection)
+
+    def _serve_stranger(self, connection: Connection) -> None:
+        """Go on with a caller's handshake, unless handshakes have taken their share of the time."""
+        began = monotonic()
+        if self._strangers.is_denied(connection.fileno()):  # it has hung up
             self._drop(connection)
             return
+        if self._strangers.is_later(connection, began):
+            self._poller.modify(connection.fileno(), 0)
+            return
         try:
-            alive = connection.receive(self._arriving, self._deliver, self._malformed)
-        except WireError as error:
-            self._errors.count(error, connection)
-            alive = False
+            alive = self._receive(connection)
         except HandshakeFailed as error:
             self._errors.count(error, connection)
             if connection.denied:
                 self._strangers.deny(connection, monotonic())
                 self._poller.modify(connection.fileno(), 0)
-                return
-            alive = False
+            else:
+                self._drop(connection)
+            return
+        finally:
+            self._strangers.worked(monotonic() - began)
         if not alive:
             self._drop(connection)
             return
-        if connection.wants_write:
-            self._watch(connection)
-        if connection.peer and not known:
+        self._watch(connection)
+        if connection.peer:
             self._meet(connection)
+
+    def _receive(self, connection: Connection) -> bool:
+        """Receive what has come; return False if the connection has ended."""
+        known = connection.peer
+        try:
+            alive = connection.receive(self._arriving, self._deliver, self._malformed)
+        except WireError as error:
+            self._errors.count(error, connection)
+            return False
+        if not alive and not known and not connection.within_host:
+            self.counters["HandshakeFailed (cut off)"] += 1
+        return alive
 
     def _arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:
         """Return where a payload goes.

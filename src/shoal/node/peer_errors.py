@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from time import monotonic
 
-from shoal.errors import BadLength, InvariantBroken, PeerFault
+from shoal.errors import BadLength, HandshakeFailed, InvariantBroken, PeerFault
 from shoal.protocol.messages.base import Message
 from shoal.transport import Connection
 
@@ -15,7 +15,7 @@ TRACED_S = 1.0  # between two traces
 
 
 class PeerErrors:
-    """Counts errors by type.
+    """Counts errors by type, and callers that were refused by reason.
 
     At most one `PeerFault` a second is logged, with its trace. Of any other type the first error is
     logged, then those at powers of two.
@@ -27,6 +27,8 @@ class PeerErrors:
 
     def count(self, error: Exception, connection: Connection | None) -> None:
         kind = type(error).__name__
+        if isinstance(error, HandshakeFailed) and error.reason:
+            kind = f"{kind} ({error.reason})"
         self._counters[kind] += 1
         seen = self._counters[kind]
         who = "a peer that is gone"

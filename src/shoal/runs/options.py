@@ -37,7 +37,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     servers: Servers = 1
     replicas: Replicas = 1
     memory: Memory = ""
-    transport: Annotated[Literal["unix", "tcp"], option("Network", "sockets between the processes of this machine")] = "unix"
+    transport: Annotated[Literal["unix", "tcp", "tls"], option("Network", "sockets between the processes of this machine; tls needs --tls")] = "unix"
     sync_timeout_s: Annotated[float, option("Network", "seconds after which a waiting request is asked about, and workers that it waits for are reminded; it fails after twice as many", gt=0)] = 10.0
     collective: Annotated[Collective, option("Network", "how sums over all workers travel: on a ring of the workers; or by MPI's allreduce, where mpirun has started the workers as its ranks")] = "ring"
     title: Annotated[str, option("Output", "first part of the name of the run's folder", max_length=100)] = ""

@@ -46,7 +46,8 @@ def cluster_of(
     """
     run, start, folder = application.spec, application.start, processes.folder
     one_host = processes.address("scheduler").startswith("unix://")
-    servers_listen = "tcp://127.0.0.1:0" if one_host and run.transport == "tcp" else ""
+    over_ip = one_host and run.transport != "unix"
+    servers_listen = f"{run.transport}://127.0.0.1:0" if over_ip else ""
     if servers_listen:
         processes.token = processes.token or secrets.token_urlsafe(24)
     common: dict[str, Any] = {

@@ -19,6 +19,7 @@ from shoal.runs.plan import tasks_of
 from shoal.runs.ranks import RankedRun
 from shoal.runs.resume import resumed_at
 from shoal.storage.run_folder import RunFolder
+from shoal.transport.credentials import credentials
 
 
 def run_here(
@@ -54,6 +55,8 @@ def run_here(
     begin = partial(begun, application, console, started_at)
     if world is None:
         check_collective(application.spec.collective)
+    if application.spec.transport == "tls":
+        credentials("")
     ranked = RankedRun(world, application, rendezvous) if world is not None else None
     if ranked is not None and not ranked.leads:
         return ranked.follow()

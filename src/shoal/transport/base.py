@@ -4,6 +4,7 @@
     unix:///PATH         a Unix socket on this host, in a directory that only its owner enters
     tcp://HOST:PORT      between hosts; only with a token; processes of one host and user go on
                          over a Unix socket that the listener has beside it
+    tls://HOST:PORT      the same, encrypted, with certificates of one authority on both sides
 
 A connection assumes neither `sendmsg` nor file descriptors of its peer. `shoal.testing.transports`
 has the laws that every transport obeys.
@@ -30,12 +31,16 @@ TOKEN_MIN = 16
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """A node's identity, for handshakes."""
+    """A node's identity, for handshakes.
+
+    tls:  the folder of the node's certificate; the process's if empty (`transport.credentials`)
+    """
 
     node: NodeId
     role: Role
     job: str = ""
     token: str = ""
+    tls: str = ""
 
     def __post_init__(self) -> None:
         if self.token and len(self.token) < TOKEN_MIN:
@@ -69,6 +74,7 @@ class Connection(ABC):
     peer: NodeId = ""
     role: Role | None = None  # the role that a caller has given
     timed_out = False  # whether it ended by silence: the peer has not closed it
+    encrypted = False
 
     def time_out(self) -> None:
         """Record that silence ends the connection: the peer has not closed it."""
@@ -98,6 +104,9 @@ class Connection(ABC):
     def origin(self) -> str:
         """The place of the peer, for logs."""
         return "here"
+
+    def waited(self, now: float) -> None:  # noqa: B027 - most connections wait for their peer
+        """Look at a caller that has not proved anything yet: it may wait for this side to speak."""
 
     @property
     def denied(self) -> bool:
@@ -238,4 +247,4 @@ def sink_for(arrival: Arrival, nbytes: int) -> Sink | None:
     return arrival
 
 
-_FORMS = "use inproc://NAME, unix:///PATH or tcp://HOST:PORT"
+_FORMS = "use inproc://NAME, unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT"

@@ -26,6 +26,8 @@ from shoal.protocol.views import NodeId
 from shoal.transport.base import Identity
 from shoal.transport.wire import other_version
 
+WRONG_TOKEN = Denied("wrong token")
+
 
 def challenge(me: Identity, shortcut: str = "") -> Challenge:
     return Challenge(PROTOCOL_VERSION, secrets.token_bytes(16), bool(me.token), shortcut)
@@ -61,7 +63,7 @@ def judge(me: Identity, asked: Challenge, answer: Message, rings: bool = False) 
         return Denied(other_version(f"this {answer.role}", answer.version, "the peer"))
     proof = _callers_proof(me.token, asked, answer)
     if me.token and not hmac.compare_digest(answer.proof, proof):
-        return Denied("wrong token")
+        return WRONG_TOKEN
     if me.job and answer.job and me.job != answer.job:
         return Denied(f"it belongs to job {me.job!r}, not {answer.job!r}")
     if not answer.node or answer.node == SCHEDULER or answer.role == "scheduler":

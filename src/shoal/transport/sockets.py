@@ -12,7 +12,7 @@ from time import monotonic
 
 from shoal.errors import BadVersion, HandshakeFailed, HandshakeRefused
 from shoal.protocol.messages.base import Message
-from shoal.protocol.messages.handshake import Challenge
+from shoal.protocol.messages.handshake import Challenge, Denied
 from shoal.transport import handshake
 from shoal.transport.arena import arena
 from shoal.transport.base import NO_TURN, Connection, Identity, Listener, Turn
@@ -75,8 +75,12 @@ class StreamListener(Listener):
                 continue
             tune(sock)
             asked = handshake.challenge(self._me, "" if beside else self._shortcut)
-            return StreamConnection(sock, self._me, asked=asked)
+            return self._connection(sock, asked)
         return None
+
+    def _connection(self, sock: socket.socket, asked: Challenge) -> Connection:
+        """Return the connection of a caller, which will be asked."""
+        return StreamConnection(sock, self._me, asked=asked)
 
     def _send_away(self) -> None:
         os.close(self._reserve)
@@ -106,7 +110,7 @@ def shake(
         raise HandshakeFailed("the other side did not finish its greeting in time") from None
     except OSError as error:
         caller.give_up()
-        raise HandshakeFailed(f"the greeting failed: {error}") from None
+        raise HandshakeFailed(f"the greeting failed: {error}") from error
     except BaseException:
         caller.give_up()
         raise
@@ -128,6 +132,10 @@ class _Caller:
             with suppress(OSError):
                 send_with(self._sock, encode(handshake.farewell(me)), None)
             raise HandshakeRefused(error.message) from None
+        if isinstance(asked, Denied):  # by a listener of another kind, which has to know of this
+            with suppress(OSError):
+                send_with(self._sock, encode(handshake.farewell(me)), None)
+            raise HandshakeRefused(f"the peer refused the connection: {asked.reason}")
         if isinstance(asked, Challenge) and (sock := take_shortcut(asked.shortcut, self._left())):
             self._sock.close()
             self._sock = sock

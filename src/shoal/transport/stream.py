@@ -63,6 +63,7 @@ JOINED_BYTES = 4 << 10  # payloads up to this are copied behind their header
 TURN_BYTES = 4 << 20
 TURN_S = 0.02
 HANDSHAKE_BYTES_MAX = 4 << 10
+TLS_HELLO = b"\x16"  # the first byte of a caller that speaks TLS
 RETRANSMITS = 2  # without an acknowledgement, after 0.6 s on a fast link: the path may be cut
 BYTES_RECEIVED = slice(128, 136)  # of tcp_info: tcpi_bytes_received
 SILENCES = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
@@ -79,10 +80,17 @@ class StreamConnection(Connection):
     """
 
     def __init__(
-        self, sock: socket.socket, me: Identity, peer: str = "", asked: Challenge | None = None
+        self,
+        sock: socket.socket,
+        me: Identity,
+        peer: str = "",
+        asked: Challenge | None = None,
+        challenges: bool = True,
     ) -> None:
+        """Create a connection; with `challenges`, the challenge is sent at once."""
         sock.setblocking(False)
         self.peer = peer
+        self.encrypted = hasattr(sock, "pending")  # a socket of TLS
         self._sock = sock
         self._me = me
         self._asked = asked
@@ -94,8 +102,13 @@ class StreamConnection(Connection):
         self._greeted_with: list[int] = []  # the descriptors of the caller's ring and arena
         self._outbox = Outbox()
         self._payload = Payload(self._outbox)
-        if asked is not None:
-            self.send(asked, ())
+        if challenges:
+            self._challenge()
+
+    def _challenge(self) -> None:
+        """Send the challenge, if the peer has to answer one."""
+        if self._asked is not None:
+            self.send(self._asked, ())
 
     @property
     def denied(self) -> bool:
@@ -225,6 +238,7 @@ class StreamConnection(Connection):
             self._take(arriving, deliver, malformed)
             if self._outbox.owed >= TAKEN_BYTES:
                 turn += self._tell_taken()
+        held = 0  # bytes in the socket that do not make it readable, when the turn is over
         while True:
             target = payload.target() if payload.left and not payload.shared else _NOWHERE
             straight = target.nbytes >= STRAIGHT_BYTES
@@ -232,6 +246,8 @@ class StreamConnection(Connection):
                 into = payload.up_to_line(target)
             else:
                 into = self._inbox[self._stop :] if self._stop else self._inbox
+            if held:
+                into = into[:held]
             try:
                 count = self._sock.recv_into(into) if self._asked is None else self._meet(into)
             except BlockingIOError:
@@ -256,7 +272,9 @@ class StreamConnection(Connection):
             if count < into.nbytes:
                 return True  # the socket was empty; what came since makes it readable again
             if turn >= TURN_BYTES or monotonic() >= until:
-                return True
+                held = self._sock.pending() if self.encrypted else 0  # type: ignore[attr-defined]
+                if not held:
+                    return True
 
     def _tell_read(self) -> int:
         """Tell the peer what was read in its arena, if it may wait for that; return the bytes."""
@@ -407,7 +425,8 @@ class StreamConnection(Connection):
                 raise HandshakeFailed(f"a caller could not be welcomed: {error}") from None
         elif isinstance(verdict, Denied):
             self._verdict = verdict
-            raise HandshakeFailed(f"a caller was refused: {verdict.reason}")
+            reason = "wrong token" if verdict is handshake.WRONG_TOKEN else "refused"
+            raise HandshakeFailed(f"a caller was refused: {verdict.reason}", reason=reason)
         else:
             self.send(verdict, ())
         if self._start != self._stop:
@@ -426,6 +445,11 @@ class StreamConnection(Connection):
     def _meet(self, into: memoryview) -> int:
         """Read a part of a caller's greeting, and the descriptors that came with it."""
         data, descriptors = receive_with(self._sock, HANDSHAKE_BYTES_MAX)
+        if data[:1] == TLS_HELLO and not self._stop:
+            raise HandshakeFailed(
+                "a caller was refused: it speaks tls://, and this listener plain tcp://",
+                reason="tls",
+            )
         self._greeted_with += descriptors
         if len(self._greeted_with) > DESCRIPTORS_MAX:
             raise HandshakeFailed("a caller passed too many descriptors")

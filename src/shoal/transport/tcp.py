@@ -8,7 +8,7 @@ import re
 import socket
 from time import monotonic
 
-from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
+from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed, HandshakeRefused
 from shoal.transport.base import (
     NO_TURN,
     Connection,
@@ -19,19 +19,22 @@ from shoal.transport.base import (
     place_of,
     transports,
 )
+from shoal.transport.plain_links import check_link, check_listening
 from shoal.transport.sockets import StreamListener, shake
 
 
 def endpoint_of(address: str) -> tuple[str, int]:
-    """Return (host, port) of a tcp://HOST:PORT address; IPv6 hosts are in brackets.
+    """Return (host, port) of a tcp://HOST:PORT or tls:// address; IPv6 hosts are in brackets.
 
     >>> endpoint_of("tcp://[::1]:4000")
     ('::1', 4000)
     """
-    match = _ENDPOINT.fullmatch(place_of(address, "tcp"))
+    scheme = scheme_of(address)
+    match = _ENDPOINT.fullmatch(place_of(address, scheme))
     if match is None or int(match["port"]) > 65535:
         raise AddressInvalid(
-            f"{address!r}: use tcp://HOST:PORT or tcp://[IPv6]:PORT, with port 0 for any free one"
+            f"{address!r}: use {scheme}://HOST:PORT or {scheme}://[IPv6]:PORT, with port 0 for any "
+            "free one"
         )
     return match["v6"] or match["host"], int(match["port"])
 
@@ -49,15 +52,24 @@ def stays_here(host: str) -> bool:
         return False
 
 
-def tcp_address(host: str, port: int) -> str:
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+def scheme_of(address: str) -> str:
+    """Return "tls" for a tls:// address, else "tcp"."""
+    return "tls" if address.startswith("tls://") else "tcp"
+
+
+def tcp_address(host: str, port: int, scheme: str = "tcp") -> str:
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class TcpTransport(Transport):
     """Plain TCP."""
 
+    scheme = "tcp"
+
     def listen(self, address: str, me: Identity) -> Listener:
         host, port = endpoint_of(address)
+        if self.scheme == "tcp":
+            check_listening(address, stays_here(host))
         if not me.token:
             others = "other users of this host" if stays_here(host) else "other hosts"
             raise AddressInvalid(
@@ -79,7 +91,11 @@ class TcpTransport(Transport):
         except ValueError as error:  # of a host name that cannot be one
             sock.close()
             raise AddressInvalid(f"cannot listen at {address}: {error}") from None
-        return StreamListener(sock, tcp_address(host, sock.getsockname()[1]), me)
+        bound = tcp_address(host, sock.getsockname()[1], self.scheme)
+        return self._listener(sock, bound, me)
+
+    def _listener(self, sock: socket.socket, address: str, me: Identity) -> Listener:
+        return StreamListener(sock, address, me)
 
     def beside(self, address: str, name: str) -> str:
         """Return an address with any free port on the interface that leads to `address`."""
@@ -87,21 +103,30 @@ class TcpTransport(Transport):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((host, port or 1))  # sends nothing; asks the routing table
-            return tcp_address(probe.getsockname()[0], 0)
+            return tcp_address(probe.getsockname()[0], 0, self.scheme)
 
     def connect(
         self, address: str, me: Identity, timeout_s: float, turn: Turn = NO_TURN
     ) -> Connection:
         until = monotonic() + timeout_s
+        connection = shake(self._connected(address, timeout_s), me, until, turn)
+        try:
+            check_link(connection, address, stays_here(endpoint_of(address)[0]))
+        except HandshakeRefused:
+            connection.close()
+            raise
+        return connection
+
+    @staticmethod
+    def _connected(address: str, timeout_s: float) -> socket.socket:
         endpoint = endpoint_of(address)
         try:
-            sock = socket.create_connection(endpoint, timeout_s)
+            return socket.create_connection(endpoint, timeout_s)
         except OSError as error:
             reason = error.strerror or str(error)
             raise HandshakeFailed(f"no process answers at {address}: {reason}") from None
         except ValueError as error:  # of a host name that cannot be one
             raise AddressInvalid(f"cannot connect to {address}: {error}") from None
-        return shake(sock, me, until, turn)
 
 
 transports.add("tcp", TcpTransport)

@@ -6,6 +6,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
 from inspect import signature
@@ -20,9 +21,11 @@ from rich.table import Table
 from shoal.apps.bench.breakdown import rooms
 from shoal.apps.bench.rows import Row
 from shoal.apps.bench.suites import SUITES
+from shoal.apps.keys import add_certificate, make_authority
 from shoal.errors import UsageError
 from shoal.node.memory import keep_memory
 from shoal.storage.run_folder import RunFolder
+from shoal.transport.credentials import default_folder, set_default
 
 PROCESSOR_TIMES = {
     "server_cpu": "server's CPU",
@@ -38,10 +41,12 @@ def run_suite(
     console: Console,
     data_dirs: Sequence[Path] = (),
     replicas: int = 1,
+    transport: str | None = None,
 ) -> dict[str, Any]:
     """Measure a suite, and return the object that `--json` prints.
 
     replicas:   the number of replicas, for `dense`, which measures several beside one, and `moving`
+    transport:  what `wire` and `dense` measure alone: unix, tcp or tls; None for unix and tcp
     rounds:     the number of batches; None for the suite's own number
     data_dirs:  the folders in which a suite looks for text and clicks
     """
@@ -51,16 +56,30 @@ def run_suite(
         raise UsageError(f"replicas are measured by `shoal bench dense` and `moving`, not {suite}")
     name = "chains" if replicas > 1 and suite == "dense" else SUITES[suite]
     chosen = import_module(f"shoal.apps.bench.suites.{name}")
-    known = {"data_dirs": data_dirs, "replicas": replicas}
-    given = {key: known[key] for key in known if key in signature(chosen.rows).parameters}
-    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path:
+    known: dict[str, Any] = {"data_dirs": data_dirs, "replicas": replicas}
+    if transport:
+        known["transports"] = (transport,)
+    takes = signature(chosen.rows).parameters
+    if transport and "transports" not in takes:
+        raise UsageError(f"--transport is measured by `shoal bench wire` and `dense`, not {suite}")
+    given = {key: known[key] for key in known if key in takes}
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as path, ExitStack() as stack:
+        if transport == "tls" and not default_folder():
+            stack.callback(set_default(_own_keys(Path(path, "keys"))))
         folder = RunFolder.create(Path(path), suite)
         measured = chosen.rows(folder, rounds or getattr(chosen, "ROUNDS", 25), **given)
-        rows = list(track(measured, f"bench {suite}", total=chosen.COUNT, console=console))
+        total = None if transport else chosen.COUNT
+        rows = list(track(measured, f"bench {suite}", total=total, console=console))
     report = {"suite": suite, "machine": machine(), "rows": rows}
-    if suite == "wire":
+    if suite == "wire" and not transport:
         report["rooms"] = rooms(chosen.SMALL)
     return report
+
+
+def _own_keys(folder: Path) -> str:
+    """Make a certificate of this measurement, and return its folder."""
+    make_authority(folder)
+    return str(add_certificate(folder, "bench", days=1))
 
 
 def machine() -> dict[str, Any]:

@@ -21,10 +21,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from shoal.engines.addresses import reachable
+from shoal.engines.addresses import between_hosts, reachable
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.cluster import processes_here, start_cluster
 from shoal.engines.launchers.rendezvous import Said, rendezvous_of
+from shoal.engines.launchers.seal import Seal
 from shoal.engines.launchers.world import World
 from shoal.engines.processes import Processes
 from shoal.errors import InvalidValue, NotTrusted, ShoalError, by_name
@@ -51,6 +52,7 @@ class Ranks:
     """The ranks that have met, as rank 0 knows them.
 
     heard:      what each has said, by rank
+    token:      the shared secret that all ranks have been given; "" to draw one
     interface:  the network interface to listen on; "" for the one that leads to the others
 
     Attributes:
@@ -59,7 +61,7 @@ class Ranks:
         token: the shared secret of the cluster; "" where only this user can connect.
     """
 
-    def __init__(self, heard: list[Heard], interface: str = "") -> None:
+    def __init__(self, heard: list[Heard], interface: str = "", token: str = "") -> None:
         self._heard = heard
         self.leaders = [rank for rank, each in enumerate(heard) if each.local_rank == 0]
         if self.leaders[:1] != [0]:
@@ -75,8 +77,8 @@ class Ranks:
         if len(self.leaders) > 1:
             others = [each.host for each in heard if each.machine != heard[0].machine]
             ways = [tcp_address(each, 9) for each in others[:1]]
-            self.listen = tcp_address(reachable(ways, interface) if ways else "127.0.0.1", 0)
-            self.token = secrets.token_urlsafe(24)
+            self.listen = between_hosts(reachable(ways, interface) if ways else "127.0.0.1")
+            self.token = token or secrets.token_urlsafe(24)
         self._tasks: dict[int, list[Said]] = {rank: [] for rank in self.leaders}
 
     def start(self, processes: Processes, task: Task) -> None:
@@ -143,6 +145,7 @@ class Meeting:
         self.world = world
         self._interface = env.get("SHOAL_INTERFACE", "")
         self._timeout_s = timeout_s
+        self._seal = Seal(env.get("SHOAL_TOKEN", ""))
         self._place = rendezvous_of(world, env, rendezvous, timeout_s)
 
     def meet(self, answer: Callable[[Ranks], Said], asked: bytes = b"") -> Said:
@@ -153,6 +156,7 @@ class Meeting:
 
         Raises:
             JoinTimeout: some have not come
+            NotTrusted: some have another SHOAL_TOKEN, or what they say is not theirs
             ShoalError: the error of `answer`, on all ranks
         """
         digest = sha256(asked).hexdigest()
@@ -162,9 +166,12 @@ class Meeting:
 
         def answered(heard: list[Said]) -> Said:
             _raise_first(heard)
-            return answer(Ranks([msgspec.convert(each, Heard) for each in heard], self._interface))
+            told = [msgspec.convert(self._seal.opened(each), Heard) for each in heard]
+            made = answer(Ranks(told, self._interface, self._seal.token))
+            return self._seal.answered(made, heard)
 
-        return self._place.meet(msgspec.to_builtins(said), answered, self._timeout_s)
+        mine = self._seal.said(msgspec.to_builtins(said))
+        return self._seal.checked(self._place.meet(mine, answered, self._timeout_s), mine)
 
     def refuse(self, error: ShoalError) -> None:
         """Have all ranks raise an error of this rank, in place of a meeting."""
@@ -181,7 +188,9 @@ class Meeting:
 
         absent:  the ranks that rank 0 knows to be absent
         """
-        return self._place.meet({}, lambda heard: told, inf, absent)
+        mine = self._seal.said({})
+        reply = self._place.meet(mine, lambda heard: self._seal.answered(told, heard), inf, absent)
+        return self._seal.checked(reply, mine)
 
     def tasks(
         self, reply: Said, imports: Sequence[str] = (), script: Sequence[str] = ()

@@ -11,19 +11,21 @@ import torch
 
 from shoal.engines.base import Task
 from shoal.engines.processes import Processes
+from shoal.transport.credentials import fresh_contexts
 
 
 class Echo:
     """A bare socket to a process that answers `nbytes` with `reply` bytes.
 
-    cores:  the cores that the process may use
+    scheme:  "unix", "tcp" or "tls", as of addresses
+    cores:   the cores that the process may use
     """
 
     def __init__(
         self,
         processes: Processes,
         name: str,
-        tcp: bool,
+        scheme: str,
         nbytes: int,
         reply: int,
         cores: set[int],
@@ -31,7 +33,7 @@ class Echo:
         self._sent = _memory(nbytes)
         self._reply = _memory(reply)
         args = {"nbytes": nbytes, "reply": reply, "cores": sorted(cores)}
-        self._socket = _partner(processes, name, "echo", tcp, args)
+        self._socket = _partner(processes, name, "echo", scheme, args)
 
     def call(self) -> None:
         _send(self._socket, self._sent)
@@ -41,10 +43,10 @@ class Echo:
         self._socket.close()
 
 
-def echo(address: Any, nbytes: int, reply: int, cores: list[int]) -> None:
+def echo(address: Any, scheme: str, nbytes: int, reply: int, cores: list[int]) -> None:
     """Run the other side of `Echo`, in a process of its own."""
     os.sched_setaffinity(0, cores)
-    sock = _connected(address)
+    sock = _connected(address, scheme)
     incoming, answer = _memory(nbytes), _memory(reply)
     while _receive(sock, incoming):
         _send(sock, answer)
@@ -64,7 +66,7 @@ class HandOff:
         self._shared = memoryview(mmap.mmap(memory, size))
         self._byte = _memory(1)
         self._socket = _partner(
-            processes, name, "take_over", False, {"size": size, "cores": sorted(cores)}
+            processes, name, "take_over", "unix", {"size": size, "cores": sorted(cores)}
         )
         socket.send_fds(self._socket, [b"x"], [memory])
         os.close(memory)
@@ -79,10 +81,10 @@ class HandOff:
         self._socket.close()
 
 
-def take_over(address: Any, size: int, cores: list[int]) -> None:
+def take_over(address: Any, scheme: str, size: int, cores: list[int]) -> None:
     """Run the other side of `HandOff`, in a process of its own."""
     os.sched_setaffinity(0, cores)
-    sock = _connected(address)
+    sock = _connected(address, scheme)
     _, (memory,), _, _ = socket.recv_fds(sock, 1, 1)
     shared = memoryview(mmap.mmap(memory, size))
     mine, byte = _memory(size), _memory(1)
@@ -98,30 +100,33 @@ def _memory(nbytes: int) -> memoryview:
 
 
 def _partner(
-    processes: Processes, name: str, entry: str, tcp: bool, args: dict[str, Any]
+    processes: Processes, name: str, entry: str, scheme: str, args: dict[str, Any]
 ) -> socket.socket:
     """Start the other side, and return the socket to it."""
+    tcp = scheme != "unix"
     listener = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
     path = str(processes.private / f"{name}.sock")
     listener.bind(("127.0.0.1", 0) if tcp else path)
     listener.listen(1)
     address = list(listener.getsockname()) if tcp else path
     entry = f"shoal.apps.bench.baselines.ceilings:{entry}"
-    processes.start(Task(name, entry, {"address": address, **args}, preload=()))
+    processes.start(Task(name, entry, {"address": address, "scheme": scheme, **args}, preload=()))
     connected, _ = listener.accept()
     if tcp:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.close()
+    if scheme == "tls":
+        return fresh_contexts()[0].wrap_socket(connected, server_side=True)
     return connected
 
 
-def _connected(address: Any) -> socket.socket:
-    tcp = isinstance(address, list)
+def _connected(address: Any, scheme: str) -> socket.socket:
+    tcp = scheme != "unix"
     sock = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
     sock.connect(tuple(address) if tcp else address)
     if tcp:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
+    return fresh_contexts()[1].wrap_socket(sock) if scheme == "tls" else sock
 
 
 def _send(sock: socket.socket, data: memoryview) -> None:

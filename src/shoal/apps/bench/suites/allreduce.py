@@ -35,7 +35,7 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
         for name, (nbytes, calls, warm_up) in SIZES.items():
             ours, theirs = measured(client, name, rounds)
             if nbytes < MIB:
-                bare = Echo(processes, "bare", False, nbytes, nbytes, cores - one or cores)
+                bare = Echo(processes, "bare", "unix", nbytes, nbytes, cores - one or cores)
                 [bound] = by_turns([(bare.call, one)], calls, rounds, warm_up)
                 bare.close()
             else:

@@ -6,7 +6,7 @@ each pull follows a push, so that it fetches rows that have changed. The tables 
 
     local, 64 MiB   beside a copy of as much memory by one thread
     local, 1 MiB    beside a bare hand-off: one process copies into shared memory, another one out
-    tcp             beside a bare socket
+    tcp, tls        beside a bare socket
     looked at       a push by `client.push` and an advance, to a table that refuses NaNs
     into a round    the same to a `bsp` table: it is merged and applied when the advance has come
     in place        from `shoal.shared_zeros`, as the gradients of models are: no copy is sent
@@ -19,8 +19,8 @@ because Ray's processes are never idle.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -67,11 +67,13 @@ KINDS: dict[str, dict[str, Any]] = {
 COUNT = 2 * 2 * len(CALLS) + len(KINDS)
 
 
-def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
-    for scheme in ("local", "tcp"):
+def rows(
+    folder: RunFolder, rounds: int, transports: Sequence[str] = ("unix", "tcp")
+) -> Iterator[Row]:
+    for scheme in transports:
         for size in CALLS:
-            yield from _rows(folder, scheme, size, rounds)
-    for kind, differs in KINDS.items():
+            yield from _rows(folder, "local" if scheme == "unix" else scheme, size, rounds)
+    for kind, differs in KINDS.items() if "unix" in transports else ():
         table = msgspec.structs.replace(table_of(LARGE), **differs)
         yield _row(folder, f"push {LARGE} MiB {kind}", table, rounds)
 
@@ -105,7 +107,7 @@ def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> Iterator[Ro
     table = table_of(size)
     buffers = [torch.ones(table.rows) for _ in range(BUFFERS)]
     out = torch.zeros(table.rows)
-    server = "tcp://127.0.0.1:0" if scheme == "tcp" else ""
+    server = "" if scheme == "local" else f"{scheme}://127.0.0.1:0"
     ours, theirs = [], []  # by round, then by side
     with (
         without_shortcut(),
@@ -120,14 +122,22 @@ def _rows(folder: RunFolder, scheme: str, size: int, rounds: int) -> Iterator[Ro
                 bare = by_turns([(call, one) for call in bounds], CALLS[size], 1, warm_up=1)
             theirs.append([batch for [batch] in bare])
         source = cycle(buffers)
-        peer = gloo(processes, source, out) if scheme == "tcp" else ray_actor(source, out)
-        with peer as calls:  # None where Ray is not installed
+        with _peer(scheme, processes, source, out) as calls:  # None where there is none
             peers = by_turns([(each, cores) for each in calls or ()], CALLS[size], rounds, WARM_UP)
     ceilings = list(zip(*theirs, strict=True))
     for at, (what, mine) in enumerate(zip(("push", "pull"), zip(*ours, strict=True), strict=True)):
         bound = ceilings[min(at, len(ceilings) - 1)]
         row = throughput(f"{what} {size} MiB {scheme}", size * MIB, list(mine), list(bound))
         yield beside(row, PEERS[scheme], gigabytes(size * MIB, peers[at])) if peers else row
+
+
+def _peer(
+    scheme: str, processes: Processes, source: Iterator[torch.Tensor], out: torch.Tensor
+) -> AbstractContextManager[Sequence[Call] | None]:
+    """Return the context with the calls of the peer, which encrypts nothing."""
+    if scheme == "tls":
+        return nullcontext()
+    return gloo(processes, source, out) if scheme == "tcp" else ray_actor(source, out)
 
 
 def table_of(size: int) -> TableSpec:
@@ -155,9 +165,9 @@ def _ceilings(
 ) -> list[Call]:
     """Return the calls of the ceilings: one for both rows, or one for each."""
     nbytes = out.nbytes
-    if scheme == "tcp":
-        there = Echo(processes, "there", True, nbytes, 1, cores)
-        back = Echo(processes, "back", True, 1, nbytes, cores)
+    if scheme != "local":
+        there = Echo(processes, "there", scheme, nbytes, 1, cores)
+        back = Echo(processes, "back", scheme, 1, nbytes, cores)
         return [partners.enter_context(closing(each)).call for each in (there, back)]
     if nbytes > MIB:
         source = cycle(buffers)

@@ -8,7 +8,7 @@ core: that is `together`, beside the small exchanges.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 import torch
@@ -28,8 +28,10 @@ EXCHANGES = {"push_pull 64 B": (SMALL, SMALL), "push 1 MiB": (LARGE, 1), "pull 1
 COUNT = 2 * len(EXCHANGES)
 
 
-def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
-    for scheme in ("unix", "tcp"):
+def rows(
+    folder: RunFolder, rounds: int, transports: Sequence[str] = ("unix", "tcp")
+) -> Iterator[Row]:
+    for scheme in transports:
         for what in EXCHANGES:
             yield _row(folder, scheme, what, rounds)
 
@@ -37,17 +39,19 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
 def _row(folder: RunFolder, scheme: str, what: str, rounds: int) -> Row:
     """Return one row, with a fresh cluster of one server and echo processes for the ceiling."""
     nbytes, reply = EXCHANGES[what]
-    name, size, tcp = f"{what} {scheme}", max(nbytes, reply), scheme == "tcp"
+    name, size = f"{what} {scheme}", max(nbytes, reply)
     cores = os.sched_getaffinity(0)
     one = {min(cores)}
     values, out = torch.ones(size // 4), torch.empty(size // 4)
     table = TableSpec("bench", size // 4, merge="sum")
-    server = "tcp://127.0.0.1:0" if tcp else ""
+    server = "" if scheme == "unix" else f"{scheme}://127.0.0.1:0"
     with (
         without_shortcut(),
         one_worker(folder, table, server_listen=server) as (processes, client),
-        closing(Echo(processes, "echo-apart", tcp, nbytes, reply, cores - one or cores)) as apart,
-        closing(Echo(processes, "echo-together", tcp, nbytes, reply, one)) as together,
+        closing(
+            Echo(processes, "echo-apart", scheme, nbytes, reply, cores - one or cores)
+        ) as apart,
+        closing(Echo(processes, "echo-together", scheme, nbytes, reply, one)) as together,
     ):
         calls: dict[str, Call] = {
             "push_pull 64 B": lambda: client.blocking.push_pull("bench", values, out=out),

@@ -2,7 +2,7 @@
 
 `pip install shoal` brings what a parameter server needs. Data sets, reports and benchmarks need
 more: `pip install 'shoal[data]'`, `'shoal[reports]'`, `'shoal[bench]'`, `'shoal[mpi]'`,
-`'shoal[tls]'`, or `'shoal[all]'`.
+`'shoal[tls]'`, `'shoal[ray]'`, or `'shoal[all]'`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
         "matplotlib": "reports",
         "plotly": "reports",
         "gensim": "bench",
-        "ray": "bench",
+        "ray": "ray",
         "mpi4py": "mpi",
         "cryptography": "tls",
     }

@@ -29,7 +29,7 @@ from shoal.reports.logged import logged_summary, logged_tables
 from shoal.runs.application import Application
 from shoal.runs.job_file import SCRIPT, dump_job
 from shoal.runs.resume import ledger_of, resumed_at, resumed_from, words_of_change
-from shoal.runs.worker import threads_of
+from shoal.runs.worker import threads_for
 from shoal.storage.run_folder import RunFolder
 
 NOT_INHERITED = ("SHOAL_ON_WORKER_LOSS", "SHOAL_RESUMED")  # by `shoal worker`, of its own caller
@@ -84,7 +84,7 @@ class ScriptApplication(Application[ScriptRun]):
         return ledger_of(self.spec.resume, clock)
 
     def worker_tasks(self, processes: Processes, started_at: float) -> list[Task]:
-        how, threads = self.spec, threads_of(self.spec.workers)
+        how, threads = self.spec, threads_for(self.spec)
         shared = how.shared_with(ScriptEnvironment)
         del shared["servers"]  # those that a script without a cluster starts
         told = ScriptEnvironment(

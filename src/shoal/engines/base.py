@@ -63,6 +63,36 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What the processes of a run need, for engines whose hosts have limited room.
+
+    worker_cpus, server_cpus:  the processors of each worker and server
+    worker_gpus:               the GPUs of each worker
+    server_memory:             the bytes of each server; 0 for no limit
+    wait_s:                    the time to wait until all of it is free
+    """
+
+    worker_cpus: float = 1.0
+    worker_gpus: float = 0.0
+    server_cpus: float = 1.0
+    server_memory: int = 0
+    wait_s: float = 60.0
+
+    def of(self, name: str) -> dict[str, float]:
+        """Return what a process needs, as Ray names it.
+
+        >>> Room(server_cpus=2, server_memory=500).of("server-1"), Room().of("scheduler")
+        ({'CPU': 2, 'memory': 500}, {})
+        """
+        role = name.partition("-")[0]
+        needs = {
+            "worker": {"CPU": self.worker_cpus, "GPU": self.worker_gpus},
+            "server": {"CPU": self.server_cpus, "memory": self.server_memory},
+        }.get(role, {})
+        return {kind: amount for kind, amount in needs.items() if amount}
+
+
+@dataclass(frozen=True)
 class Started:
     """A process runs; reported once more when it listens.
 

@@ -12,7 +12,7 @@ from errno import ENOENT
 from hashlib import sha256
 from pathlib import Path
 from stat import S_ISREG
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from shoal.errors import NotTrusted
 from shoal.storage.files import make_folder, open_file
@@ -38,11 +38,13 @@ class HostFiles(ABC):
         label: the host's name.
         path: the path of the folder there.
         ahead_s: how many seconds the host's clock is ahead of that of the command's host.
+        elsewhere: whether the host may be another machine.
     """
 
     label: str
     path: Path
     ahead_s: float = 0.0
+    elsewhere: ClassVar[bool] = False
 
     def mark(self) -> str:
         """Return the mark of the folder, as `RunFolder.mark`."""

@@ -44,6 +44,8 @@ def placed(task: Task, host: HostFiles, folder: RunFolder) -> Task:
     there = {str(each): str(host.path) for each in (folder.path, folder.path.resolve())}
     if args.get("folder"):
         args["folder"] = there.get(args["folder"], args["folder"])
+    if args.get("state") and host.elsewhere:  # a private folder of the command's host
+        args["state"] = str(host.path / Path(args["state"]).name)
     env = {**task.env}
     if RUN_DIR in env:
         env[RUN_DIR] = there.get(env[RUN_DIR], env[RUN_DIR])

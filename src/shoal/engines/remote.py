@@ -227,6 +227,11 @@ class RemoteHost(Host):
         self._reports: deque[Started | Exit] = deque()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
+    @property
+    def lost(self) -> bool:
+        """Whether the host is lost."""
+        return bool(self._lost)
+
     def address(self, name: str) -> str:
         return self._address
 
@@ -295,6 +300,8 @@ class RemoteHost(Host):
 class RemoteFiles(HostFiles):
     """The folder of a run on such a host."""
 
+    elsewhere = True
+
     def __init__(self, desk: Desk, host: NodeId, held: HostHeld) -> None:
         self.label = held.label
         self.path = Path(held.path)
@@ -310,6 +317,10 @@ class RemoteFiles(HostFiles):
             took = time() - asked
             if took < best:
                 best, self.ahead_s = took, there - (asked + took / 2)
+
+    def follow(self, other: RemoteFiles) -> None:
+        """Ask, from now on, the host that has taken the place of this one, with the same folder."""
+        self._host = other._host
 
     def begin(self, started_at: float) -> None:
         """Make the folder, for a run that began at a time of the host's clock."""
@@ -348,6 +359,20 @@ class RemoteFiles(HostFiles):
 
 
 # ---------------------------------------------------------------------------- on the other host
+
+
+class ReachableHost(LocalHost):
+    """This machine, whose processes listen for those of other hosts.
+
+    listen:  the address on which they listen; "" for Unix sockets
+    """
+
+    def __init__(self, folder: RunFolder, listen: str, label: str = "") -> None:
+        super().__init__(folder, label)
+        self._listen = listen
+
+    def address(self, name: str) -> str:
+        return self._listen or super().address(name)
 
 
 class Keeper:

@@ -21,7 +21,7 @@ from shoal.registry import unknown
 from shoal.runs.job_file import dump_job
 from shoal.runs.options import RunOptions
 from shoal.runs.resume import begun_with, ledger_of, state_before
-from shoal.runs.worker import WorkerTask, threads_of
+from shoal.runs.worker import WorkerTask, threads_for
 from shoal.storage.run_folder import RunFolder
 
 Spec = TypeVar("Spec", bound=RunOptions)
@@ -155,7 +155,7 @@ class Application(ABC, Generic[Spec]):
             folder=str(processes.folder.path.resolve()),
             started_at=started_at,
             start_clock=self.start.clock,
-            threads=threads_of(self.spec.workers),
+            threads=threads_for(self.spec),
             before=before,
             inputs=inputs,
         )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from shoal.collective.base import Collective
+from shoal.engines.base import Room
 from shoal.engines.options import (
     KEPT,
     CheckpointEvery,
@@ -25,6 +26,7 @@ from shoal.engines.options import (
 from shoal.errors import InvalidValue
 from shoal.protocol.supervision.supervisor import LossPolicy, loss_policy
 from shoal.protocol.worker.options import OnTimeout
+from shoal.tables.sizes import bytes_of
 
 OF_THE_RUN = ("out", "resume", "resume_at")  # what they say is told to processes in other words
 
@@ -37,6 +39,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     servers: Servers = 1
     replicas: Replicas = 1
     memory: Memory = ""
+    engine: Annotated[str, option("Cluster", "where the processes run: local (this machine), ray (the nodes of a Ray cluster), or an engine of a package")] = "local"
+    worker_cpus: Annotated[float, option("Cluster", "processors that Ray reserves for each worker, and its threads", ge=0)] = 1.0
+    worker_gpus: Annotated[float, option("Cluster", "GPUs that Ray reserves for each worker", ge=0)] = 0.0
+    server_cpus: Annotated[float, option("Cluster", "processors that Ray reserves for each server", ge=0)] = 1.0
+    wait_s: Annotated[float, option("Cluster", "seconds to wait until Ray has all of it free", ge=0)] = 60.0
     transport: Annotated[Literal["unix", "tcp", "tls"], option("Network", "sockets between the processes of this machine; tls needs --tls")] = "unix"
     sync_timeout_s: Annotated[float, option("Network", "seconds after which a waiting request is asked about, and workers that it waits for are reminded; it fails after twice as many", gt=0)] = 10.0
     collective: Annotated[Collective, option("Network", "how sums over all workers travel: on a ring of the workers; or by MPI's allreduce, where mpirun has started the workers as its ranks")] = "ring"
@@ -102,6 +109,22 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return those of these options that a process of the run has by the same name."""
         names = [name for name in RunOptions.__struct_fields__ if name not in OF_THE_RUN]
         return {name: getattr(self, name) for name in names if name in schema.__struct_fields__}
+
+    @property
+    def room(self) -> Room:
+        """What the processes need, for engines whose hosts have limited room."""
+        memory = bytes_of(self.memory) if self.memory else 0
+        return Room(self.worker_cpus, self.worker_gpus, self.server_cpus, memory, self.wait_s)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the run's processes."""
+        servers = self.servers if self.uses_servers else 0
+        numbered = (
+            [f"server-{n}" for n in range(servers)],
+            [f"worker-{n}" for n in range(self.workers)],
+        )
+        return ["scheduler", *numbered[0], *numbered[1]]
 
     @property
     def loss_policy(self) -> LossPolicy:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from shoal.engines.base import Engine
 from shoal.engines.launchers.world import World
+from shoal.engines.named import engines
 from shoal.engines.processes import Processes
 from shoal.runs.application import Application, Spec
 from shoal.runs.ending import join_run
@@ -64,7 +65,8 @@ def run_here(
         folder, left = ranked.lead(begin, console, started_at)
     else:
         folder = begin()
-        with Processes(folder, engine) as processes:
+        engine = engine or engines[application.spec.engine](application.spec.room)
+        with Processes(folder, engine, application.spec.names) as processes:
             for task in tasks_of(application, processes, started_at):
                 processes.start(task)
             with application.display(console, folder) as tick:

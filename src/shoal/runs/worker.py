@@ -119,6 +119,11 @@ def _await_view_after(client: Client, seen: ViewId) -> None:
     client.await_until(lambda: client.view.id != seen)
 
 
+def threads_for(run: RunOptions) -> int:
+    """Return the threads of each worker of a run, which other hosts have reserved for it."""
+    return threads_of(run.workers) if run.engine == "local" else max(1, int(run.worker_cpus))
+
+
 def threads_of(workers: int) -> int:
     """Return the threads of each worker, so that all workers together have one a core."""
     return max(1, (os.cpu_count() or 1) // workers)

@@ -261,8 +261,10 @@ def a_lost_host_reports_the_ends_of_all_its_processes(make: Make) -> None:
         poll = select.poll()
         poll.register(host.fileno(), select.POLLIN)
         assert not poll.poll(0), "a lost host has no more reports"
-        with raises(ProcessDied):
-            run.start("server-0", "exit")
+        with suppress(ProcessDied):  # else it is on another host that has taken the place
+            launch = run.start("server-0", "exit", code=3)
+            run.until(lambda: run.exits[-1].launch == launch)
+            assert run.exits[-1].code == 3
 
 
 def nothing_is_left_after_stop(make: Make) -> None:
@@ -281,7 +283,10 @@ def nothing_is_left_after_stop(make: Make) -> None:
             host.stop()
         assert not any(map(_lives, pids)), "a process outlives its host"
         assert not any(each.exists() for each in private), "a private folder is left"
-    assert len([*Path("/proc/self/fd").iterdir()]) == descriptors, "a descriptor is left"
+    until = monotonic() + FLOOD_S
+    while len([*Path("/proc/self/fd").iterdir()]) > descriptors:
+        assert monotonic() < until, "a descriptor is left"
+        sleep(0.01)  # those of a library, which closes them when it comes to that
 
 
 def what_processes_leave_is_listed_and_read(make: Make) -> None:

@@ -26,6 +26,7 @@ from shoal.apps.train.checks import check_job
 from shoal.apps.train.command import TrainApplication, summarise
 from shoal.engines.base import SPARSE, Task
 from shoal.engines.hosts import Hosts, HostsEngine
+from shoal.engines.named import engines
 from shoal.engines.processes import Processes
 from shoal.engines.roles import BROKEN_HERE_S
 from shoal.errors import DataMissing, InvalidValue, RangeLost
@@ -78,6 +79,10 @@ def run_chaos(
         faults = len(chosen)
     if job.replicas < 2:
         raise InvalidValue("rows with one replica are lost with their server: add --replicas 2")
+    if job.engine != "local" and any(each.what in NEEDS_ROOT for each in chosen):
+        raise InvalidValue(
+            f"--engine {job.engine}: links are disturbed on this machine alone; leave out --engine"
+        )
     job = msgspec.structs.replace(job, on_worker_loss="replace")
     check_job(job)
     with console.status("the same job, undisturbed"):
@@ -92,8 +97,8 @@ def run_chaos(
     with ExitStack() as stack:
         links = any(each.what in NEEDS_ROOT for each in chosen)
         hosts = stack.enter_context(Hosts(_names(job))) if links else None
-        engine = HostsEngine(hosts) if hosts is not None else None
-        processes = stack.enter_context(Processes(folder, engine))
+        engine = HostsEngine(hosts) if hosts is not None else engines[job.engine](job.room)
+        processes = stack.enter_context(Processes(folder, engine, _names(job)))
         bar = stack.enter_context(Progress(console=console, transient=True))
         lasting = sum(chosen[number % len(chosen)].seconds for number in range(faults))
         seconds = faults * SECONDS_A_FAULT + lasting

@@ -16,9 +16,8 @@ from shoal.engines.addresses import own_address
 from shoal.engines.base import Engine, Host, Reservation, Task
 from shoal.engines.launchers.meeting import Ranks
 from shoal.engines.launchers.rendezvous import Said
-from shoal.engines.local import LocalHost
 from shoal.engines.placing import placed
-from shoal.engines.remote import Desk, Keeper
+from shoal.engines.remote import Desk, Keeper, ReachableHost
 from shoal.errors import InvalidValue, NotTrusted
 from shoal.ownership import others_may_write, others_owner
 from shoal.storage.run_folder import RunFolder
@@ -54,7 +53,7 @@ class RanksEngine(Engine, Reservation):
 
     def reserve(self, folder: RunFolder, names: Sequence[str] = ()) -> Reservation:
         first, *others = self._ranks.leaders
-        self._by_leader[first] = _Here(folder, self._ranks.listen)
+        self._by_leader[first] = ReachableHost(folder, self._ranks.listen)
         marks = {folder.mark()}
         for leader in others:
             assert self._desk is not None
@@ -86,20 +85,6 @@ class RanksEngine(Engine, Reservation):
         """Hang up on the other hosts."""
         if self._desk is not None:
             self._desk.close()
-
-
-class _Here(LocalHost):
-    """Rank 0's host.
-
-    listen:  the address on which its processes listen; "" for Unix sockets
-    """
-
-    def __init__(self, folder: RunFolder, listen: str) -> None:
-        super().__init__(folder)
-        self._listen = listen
-
-    def address(self, name: str) -> str:
-        return self._listen or super().address(name)
 
 
 def folder_here(told: Said, out: Path) -> RunFolder:
@@ -136,7 +121,7 @@ def keeping(
     agree:   the function that raises an error for tasks that this process does not start
     """
     listen = own_address(told["desk"])
-    host = _Here(folder, listen)
+    host = ReachableHost(folder, listen)
     keeper = Keeper(name_of(rank), host, told["desk"], told["token"], agree)
     try:
         yield keeper

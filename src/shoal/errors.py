@@ -74,7 +74,7 @@ class ShoalError(Exception):
             [self.message, "  the last events:", *(f"    {line}" for line in self.trace)]
         )
 
-    def __reduce__(self) -> tuple[type[ShoalError], tuple[str, tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type[ShoalError], tuple[object, ...]]:
         return type(self), (self.message, self.trace)
 
 
@@ -262,6 +262,9 @@ class HandshakeFailed(PeerError):
     def __init__(self, message: str = "", trace: Iterable[str] = (), reason: str = "") -> None:
         super().__init__(message, trace)
         self.reason = reason
+
+    def __reduce__(self) -> tuple[type[ShoalError], tuple[object, ...]]:
+        return type(self), (self.message, self.trace, self.reason)
 
 
 class HandshakeRefused(HandshakeFailed):

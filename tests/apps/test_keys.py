@@ -36,6 +36,25 @@ def test_a_certificate_is_renewed_with_its_key(folder):
     credentials(str(own))
 
 
+def test_a_folder_that_is_there_keeps_its_mode(tmp_path):
+    tmp_path.chmod(0o755)
+    make_authority(tmp_path)
+    assert S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_an_authority_of_two_halves_is_named(folder, tmp_path):
+    make_authority(tmp_path / "other", "mine")
+    (folder / AUTHORITY).write_bytes((tmp_path / "other" / AUTHORITY).read_bytes())
+    with pytest.raises(InvalidValue, match="is not trusted by"):
+        add_certificate(folder, "node-0")
+
+
+@pytest.mark.parametrize("name", [AUTHORITY, AUTHORITY_KEY])
+def test_a_name_of_a_file_is_refused(folder, name):
+    with pytest.raises(InvalidValue, match="choose another name"):
+        add_certificate(folder, name)
+
+
 def test_an_authority_is_not_replaced(folder):
     held = (folder / AUTHORITY).read_bytes()
     with pytest.raises(InvalidValue, match="has an authority already"):

@@ -9,6 +9,7 @@ import torch
 
 from shoal.collective import mpi
 from shoal.collective.mpi import MpiSums, communicator
+from shoal.collective.tensors import reduce_of
 from shoal.errors import InvalidValue, PackageMissing, RingBroken, RunAborted
 
 MPI = pytest.importorskip(
@@ -19,12 +20,16 @@ MPI = pytest.importorskip(
 class Comm:
     """Doubles what it is given, as two ranks with the same values."""
 
-    def __init__(self, gate=None, error=None):
+    def __init__(self, gate=None, error=None, other=None):
         self.calls = []
+        self._other = other
         self._gate, self._error = gate, error
 
     def Get_size(self):
         return 2
+
+    def Allgather(self, mine, every):
+        every[:] = bytes(mine) + (self._other.encode().ljust(80) if self._other else bytes(mine))
 
     def Allreduce(self, _, piece, op):
         values, datatype = piece
@@ -94,6 +99,28 @@ def test_what_the_ring_refuses_is_refused():
     for tensor, mean in ((torch.ones(3, dtype=torch.bool), False), (torch.ones(2).int(), True)):
         with pytest.raises(InvalidValue):
             by_mpi.prepare(tensor, mean)
+
+
+def test_many_tensors_of_a_dtype_take_one_operation():
+    by_mpi = sums(Comm())
+    for n in range(1, 60):
+        tensor = torch.ones(n, dtype=torch.bfloat16)
+        by_mpi.sum(by_mpi.prepare(tensor, mean=False))
+        assert tensor.tolist() == [2.0] * n
+
+
+def test_ranks_that_ask_for_unlike_sums_are_told():
+    by_mpi = sums(Comm(other="sum of 4 values of float32"))
+    asked = by_mpi.prepare(torch.ones(6), mean=False)
+    told = "rank 1 of MPI asks for the sum of 4 values of float32.*the sum of 6 values"
+    with pytest.raises(InvalidValue, match=told):
+        by_mpi.sum(asked)
+
+
+def test_numbers_that_torch_does_not_add_are_refused():
+    for by in (sums(Comm()).prepare, reduce_of):
+        with pytest.raises(InvalidValue, match="float8"):
+            by(torch.ones(2).to(torch.float8_e4m3fn), False)
 
 
 def test_a_group_of_another_size_is_refused():

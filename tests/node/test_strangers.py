@@ -76,28 +76,79 @@ def test_a_member_cannot_call_in_another_role(listening):
     assert not node._peers
 
 
+class Caller:
+    heavy = True
+
+    def __init__(self, fileno):
+        self._fileno = fileno
+
+    def fileno(self):
+        return self._fileno
+
+
 def test_handshakes_have_a_share_of_the_time():
-    strangers, caller, now = Strangers(), socket.socketpair(), 100.0
-    assert not strangers.is_later(caller[0], now)
+    strangers, caller, now = Strangers(), Caller(7), 100.0
+    assert not strangers.is_later(caller, now)
     strangers.worked(WORK_MAX_S)
-    strangers.callers[caller[0].fileno()] = caller[0], now
-    assert strangers.is_later(caller[0], now)
+    strangers.admit(caller, now)
+    assert strangers.is_later(caller, now)
     assert [*strangers.resumed(now)] == []
     strangers.worked(0.1)
-    assert [*strangers.resumed(now + 0.9)] == []
-    assert [*strangers.resumed(now + 1.1)] == [caller[0]], "a tenth of the time is for them"
-    assert [*strangers.resumed(now + 1.1)] == []
+    assert [*strangers.resumed(now + 0.3)] == []
+    assert [*strangers.resumed(now + 0.5)] == [caller], "a quarter of the time is for them"
     strangers.worked(0.1)
-    assert strangers.is_later(caller[0], now + 1.2)
-    strangers.forget(caller[0].fileno())
+    assert strangers.is_later(caller, now + 0.6)
+    strangers.forget(7)
     assert [*strangers.resumed(now + 9)] == [], "it is gone"
-    for each in caller:
-        each.close()
 
 
-def test_a_caller_that_has_to_wait_is_served_later(listening, monkeypatch):
+def test_callers_with_a_cheap_handshake_never_wait():
+    strangers, caller = Strangers(), Caller(7)
+    strangers.is_later(caller, 100.0)
+    strangers.worked(9.0)
+    caller.heavy = False
+    assert not strangers.is_later(caller, 100.0)
+
+
+def test_callers_that_wait_are_dropped_before_those_that_have_begun():
+    strangers, now = Strangers(most=3), 100.0
+    strangers.is_later(Caller(9), now)
+    strangers.worked(9.0)
+    begun, *waiting = [Caller(fileno) for fileno in range(3)]
+    strangers.admit(begun, now)
+    for each in waiting:
+        assert strangers.admit(each, now) is None
+        strangers.is_later(each, now)
+    assert strangers.admit(Caller(3), now) is waiting[0]
+    strangers.forget(1)
+    strangers.forget(2)
+    strangers.admit(Caller(4), now)
+    assert strangers.admit(Caller(5), now) is begun
+
+
+def test_a_greeting_in_two_parts_that_is_too_long_ends_no_node(listening, tmp_path):
     node, address = listening
-    node._strangers.worked(WORK_MAX_S + 0.1)
-    friend = call(address, FRIEND, node)
-    assert friend.peer == "server-b"
-    friend.close()
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(f"{tmp_path}/node")
+        caller.sendall(b"SHOL\x11")
+        node.poll(0.01)
+        node.poll(0.01)
+        caller.sendall(bytes(5000))
+        until(lambda: node.counters, node)
+    call(address, FRIEND, node).close()
+
+
+def test_an_unexpected_error_over_a_greeting_costs_the_caller_its_connection(
+    listening, monkeypatch, tmp_path
+):
+    node, address = listening
+
+    def fails(self, *how):
+        raise ValueError("planted")
+
+    with monkeypatch.context() as patch, socket.socket(socket.AF_UNIX) as caller:
+        patch.setattr("shoal.transport.stream.StreamConnection.receive", fails)
+        caller.connect(f"{tmp_path}/node")
+        caller.sendall(b"x")
+        until(lambda: node.counters["PeerFault"] == 1, node)
+    call(address, FRIEND, node).close()

@@ -139,6 +139,20 @@ def test_a_rank_that_is_killed_within_a_sum_by_mpi_ends_all(tmp_path):
     assert not [each for each in ranks if is_running(each)]
 
 
+def test_a_rank_that_leaves_ends_the_sums_of_the_others(tmp_path):
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import sys, shoal, torch\ncontext = shoal.init()\n"
+        "shoal.all_reduce(torch.ones(3))\n"
+        "if context.rank == 1:\n    sys.exit(3)\n"
+        "shoal.all_reduce(torch.ones(3))\n"
+    )
+    process = begin([*MPIRUN, "-n", "2", sys.executable, str(script)], SHOAL_COLLECTIVE="mpi")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "a worker has ended its work without this sum" in errors
+
+
 @pytest.mark.parametrize("launcher", ALL)
 def test_a_script_joins_the_world_of_its_ranks(launcher):
     printed = "".join(done(*launcher([sys.executable, SCRIPT])))

@@ -3,17 +3,21 @@
 import shutil
 from datetime import timedelta
 from pathlib import Path
+from random import Random
+from time import time
 
 import pytest
 
 from shoal.apps import keys
 from shoal.errors import InvalidValue
+from shoal.transport import credentials as credentials_of
 from shoal.transport.credentials import (
     AUTHORITY,
     CERTIFICATE,
     FILES,
     KEY,
     credentials,
+    current,
     default_folder,
     require_tls,
     requires_tls,
@@ -80,7 +84,7 @@ def test_a_key_with_a_password_is_refused(folder):
 
 def test_both_authorities_are_named_where_they_differ(folder):
     shutil.copy(authority("others") / AUTHORITY, folder / AUTHORITY)
-    with pytest.raises(InvalidValue, match=r"of 'node-3' is by the authority 'ours'.*\('others'\)"):
+    with pytest.raises(InvalidValue, match=r"of 'node-3', by 'ours', is not trusted by .*'others'"):
         credentials(str(folder))
 
 
@@ -99,6 +103,57 @@ def test_a_certificate_counts_on_its_days(folder, monkeypatch):
     early = keys.add_certificate(authority(), "early", days=5)
     with pytest.raises(InvalidValue, match=f"{early / CERTIFICATE} begins on .*clock of this host"):
         credentials(str(early))
+
+
+def test_an_authority_that_has_expired_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "EARLIER", timedelta(days=10))
+    keys.make_authority(tmp_path / "keys", "old", days=1)
+    own = keys.add_certificate(tmp_path / "keys", "node")
+    monkeypatch.setattr(credentials_of, "time", lambda: time() + 3 * 86400)
+    with pytest.raises(InvalidValue, match="has expired on"):
+        credentials(str(own))
+    held = credentials_of._read(str(own), tuple((own / n).stat().st_mtime_ns for n in FILES))
+    with pytest.raises(InvalidValue, match=f"{AUTHORITY} has expired on .*make a new authority"):
+        credentials_of._check_day(own / AUTHORITY, held[2][0])
+
+
+def test_a_certificate_for_servers_alone_is_refused(folder, monkeypatch):
+    """As some authorities of companies issue them."""
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    monkeypatch.setattr(ExtendedKeyUsageOID, "CLIENT_AUTH", ExtendedKeyUsageOID.SERVER_AUTH)
+    with pytest.raises((InvalidValue, ValueError)):
+        credentials(str(keys.add_certificate(authority(), "servers-alone")))
+
+
+def test_a_damaged_file_is_refused_by_a_typed_error(folder):
+    draws = Random(7)
+    whole = {name: (folder / name).read_bytes() for name in FILES}
+    refused = 0
+    for _ in range(300):
+        name = draws.choice(FILES)
+        damaged = bytearray(whole[name])
+        for _ in range(draws.randint(1, 3)):
+            damaged[draws.randrange(len(damaged))] = draws.randrange(256)
+        (folder / name).write_bytes(damaged)
+        try:
+            credentials(str(folder))
+        except InvalidValue:
+            refused += 1
+        (folder / name).write_bytes(whole[name])
+    assert refused > 100
+
+
+def test_what_was_usable_before_is_used_while_it_is_not(folder, caplog):
+    with pytest.raises(InvalidValue):
+        current(str(folder / "nowhere"))
+    before = current(str(folder))
+    (folder / KEY).rename(folder / "away")
+    assert current(str(folder)) is current(str(folder)) is before
+    assert caplog.text.count("the certificate of before is used") == 1
+    (folder / "away").rename(folder / KEY)
+    keys_of("node-3")
+    assert current(str(folder)).authority == "ours"
 
 
 def test_a_file_that_is_replaced_counts(folder):

@@ -7,22 +7,26 @@ import ssl
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from time import monotonic
 
 import pytest
 
 from shoal.apps import keys
 from shoal.errors import AddressInvalid, HandshakeRefused, InvalidValue
 from shoal.node.node import Node
+from shoal.node.strangers import WORK_MAX_S
 from shoal.protocol.machine import Sink
 from shoal.testing.connections import CALLER, LISTENER, connected
 from shoal.testing.exchanges import noise, nudge
 from shoal.testing.transports import TRANSPORT_LAWS
 from shoal.transport import Identity, plain_links, transport_for
-from shoal.transport.credentials import AUTHORITY, CERTIFICATE, KEY
+from shoal.transport.credentials import AUTHORITY, CERTIFICATE, KEY, requires_tls
+from shoal.transport.handshake import challenge
 from shoal.transport.shortcut import without_shortcut
 from shoal.transport.stream import INBOX_BYTES, StreamConnection
-from shoal.transport.tcp import endpoint_of
+from shoal.transport.tcp import endpoint_of, tcp_address
 from shoal.transport.tls import RECORD_BYTES, TlsSocket, TlsTransport
+from shoal.transport.wire import encode
 from tests.node.rigs import FRIEND, TOKEN, Peer, call, until
 from tests.transport.rigs import authority, keys_of
 
@@ -194,6 +198,31 @@ def test_callers_that_hang_up_at_once_end_nothing(listening):
     call(address, FRIEND, node).close()
 
 
+@pytest.mark.parametrize("hangs_up", [True, False])
+def test_callers_that_wait_take_no_time_and_little_memory(listening, hangs_up):
+    """The loop was turned by each event of theirs, and kept them all."""
+    node, address = listening
+    node._strangers._has_time(monotonic())
+    node._strangers.worked(WORK_MAX_S + 5.0)
+    callers = []
+    for _ in range(40):
+        caller = socket.create_connection(endpoint_of(address))
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.sendall(b"\x16\x03\x01\x02\x00\x01")
+        node.poll(0)
+        node.poll(0)
+        callers.append(caller)
+    until(lambda: len(node._strangers._later) == 40, node)
+    for each in callers if hangs_up else ():
+        each.close()
+    turns = [node.poll(0.01) for _ in range(60)]
+    assert len(turns) == 60
+    assert len(node._strangers._later) == (0 if hangs_up else 40)
+    assert refused(node) == ({"cut off": 40} if hangs_up else {})
+    for each in callers:
+        each.close()
+
+
 def test_a_wrong_token_is_refused_inside(listening):
     node, address = listening
     error = call(address, Identity("worker-x", "worker", token="wrong" * 4), node)
@@ -231,25 +260,43 @@ def test_a_listener_goes_on_with_its_certificate_and_takes_a_renewed_one(
 
 def test_plain_links_between_hosts_are_named_once(caplog, monkeypatch):
     monkeypatch.setattr(plain_links, "_named", set())
-    connection = type("Plain", (), {"within_host": False, "peer": "server-7"})()
-    for _ in range(3):
-        plain_links.check_link(connection, "tcp://10.0.0.7:4000", False)
-    plain_links.check_link(connection, "tcp://127.0.0.1:4000", True)
+    for port in (4000, 4001, 4000):
+        plain_links.check_link(f"tcp://10.0.0.7:{port}", "10.0.0.7")
     warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert [each.getMessage() for each in warnings] == [
-        "what goes to server-7 at tcp://10.0.0.7:4000 is not encrypted: --tls encrypts it"
+        "what goes to tcp://10.0.0.7:4000 is not encrypted: --tls encrypts it"
     ]
 
 
-def test_plain_links_between_hosts_are_refused_where_tls_is_required(monkeypatch):
-    monkeypatch.setenv("SHOAL_REQUIRE_TLS", "1")
-    connection = type("Plain", (), {"within_host": False, "peer": "server-7"})()
+@pytest.mark.parametrize("value", ["1", "true", "on", "anything"])
+def test_plain_links_between_hosts_are_refused_where_tls_is_required(monkeypatch, value):
+    monkeypatch.setenv("SHOAL_REQUIRE_TLS", value)
     with pytest.raises(HandshakeRefused, match=r"10.0.0.7:4000 is not encrypted.*tls://HOST"):
-        plain_links.check_link(connection, "tcp://10.0.0.7:4000", False)
+        plain_links.check_link("tcp://10.0.0.7:4000", "10.0.0.7")
     with pytest.raises(AddressInvalid, match="listen at tls://"):
         transport_for("tcp://0.0.0.0:0").listen("tcp://0.0.0.0:0", FRIEND)
     with connected(lambda: (transport_for("tcp://x:1"), "tcp://127.0.0.1:0")):
         pass
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "No", "off"])
+def test_what_means_no_requires_nothing(monkeypatch, value):
+    monkeypatch.setenv("SHOAL_REQUIRE_TLS", value)
+    assert not requires_tls()
+
+
+def test_a_caller_says_nothing_to_a_host_that_it_refuses(monkeypatch):
+    monkeypatch.setenv("SHOAL_REQUIRE_TLS", "1")
+    monkeypatch.setattr("shoal.transport.tcp.stays_here", lambda host: False)
+    with socket.create_server(("127.0.0.1", 0)) as other, ThreadPoolExecutor(1) as pool:
+        address = tcp_address(*other.getsockname())
+        calling = pool.submit(transport_for(address).connect, address, FRIEND, 5.0)
+        conversation, _ = other.accept()
+        with conversation:
+            conversation.sendall(encode(challenge(LISTENER)))
+            assert conversation.recv(1000) == b""
+        with pytest.raises(HandshakeRefused, match="--require-tls refuses"):
+            calling.result()
 
 
 # ---------------------------------------------------------------------------- OpenSSL's traps

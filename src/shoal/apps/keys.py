@@ -9,9 +9,9 @@ from typing import Any
 
 from shoal.errors import DataMissing, InvalidValue
 from shoal.extras import require
-from shoal.ownership import PRIVATE, make_folders
+from shoal.ownership import make_folders
 from shoal.storage.files import damaged, read_text, read_whole, write_private, write_whole
-from shoal.transport.credentials import AUTHORITY, CERTIFICATE, KEY
+from shoal.transport.credentials import AUTHORITY, CERTIFICATE, KEY, check_files
 
 AUTHORITY_KEY = "authority-key.pem"
 EARLIER = timedelta(hours=1)  # from when certificates count: clocks differ
@@ -23,7 +23,7 @@ def make_authority(folder: Path, name: str = "", days: int = AUTHORITY_DAYS) -> 
     """Make an authority in a folder, and return the path of its certificate.
 
     Args:
-        folder: the folder, made if it is missing; only its owner can enter it.
+        folder: the folder; if it is missing it is made, for its owner alone.
         name: the authority's name, which errors tell; "Shoal" and the time if empty.
         days: the number of days for which it counts.
 
@@ -45,7 +45,7 @@ def make_authority(folder: Path, name: str = "", days: int = AUTHORITY_DAYS) -> 
     built = built.add_extension(x509.KeyUsage(**{**_NO_USES, **signs}), critical=True)
     own_id = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     built = built.add_extension(own_id, critical=False)
-    _make_private(folder)
+    make_folders(folder)
     write_private(folder / AUTHORITY_KEY, _pem_of_key(key))
     write_whole(folder / AUTHORITY, _signed(built, key))
     return folder / AUTHORITY
@@ -90,6 +90,8 @@ def add_certificate(folder: Path, name: str, days: int = 365) -> Path:
             f"the authority in {folder} has expired on {last:%Y-%m-%d}: make a new one"
         )
     own = folder / name
+    if own.exists() and not own.is_dir():
+        raise InvalidValue(f"{own} is a file of the authority: choose another name")
     mine = _read_key(own / KEY) if (own / KEY).exists() else _new_key()
     until = min(now + timedelta(days=days), last)
     uses = x509.oid.ExtendedKeyUsageOID
@@ -100,10 +102,11 @@ def add_certificate(folder: Path, name: str, days: int = 365) -> Path:
     )
     whose = x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
     built = built.add_extension(whose, critical=False)
-    _make_private(own)
+    make_folders(own)
     write_private(own / KEY, _pem_of_key(mine))
     write_whole(own / AUTHORITY, held)
     write_whole(own / CERTIFICATE, _signed(built, key))
+    check_files(str(own))  # an authority's two files may not belong together
     return own
 
 
@@ -162,8 +165,3 @@ def _pem_of_key(key: Any) -> str:
     how = parts.Encoding.PEM, parts.PrivateFormat.PKCS8, parts.NoEncryption()
     text: bytes = key.private_bytes(*how)
     return text.decode()
-
-
-def _make_private(folder: Path) -> None:
-    make_folders(folder)
-    folder.chmod(PRIVATE)

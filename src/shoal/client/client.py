@@ -111,7 +111,8 @@ class Client(Operations, WorkerFigures):
             launch=launch_id(),
         )
         limits = WorkerOptions(options.sync_timeout_s, options.on_timeout)
-        self._machine = machine = WorkerMachine(session, limits, Peers(session, limits))
+        peers = Peers(session, limits)
+        self._machine = machine = WorkerMachine(session, limits, peers)
         me = Identity(name, "worker", token=options.token, tls=options.tls)
         super().__init__(Driver(machine, me, address), options)
         self._tickets: dict[int, Future] = {}  # begun by a program; a later one may wait for them
@@ -121,7 +122,10 @@ class Client(Operations, WorkerFigures):
         try:
             self._join()
             if options.collective == "mpi":
-                self._sums = SumsByMpi(self._driver, self.world_size)
+                workers = self.world_size
+                self._sums = SumsByMpi(
+                    self._driver, workers, lambda: peers.ring.gone or self.world_size < workers
+                )
         except BaseException:
             self._driver.node.close()
             raise

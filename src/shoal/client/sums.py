@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.collective.mpi import MpiSums, communicator
 from shoal.collective.tensors import reduce_of
-from shoal.errors import ShoalError
+from shoal.errors import RingBroken, ShoalError
 from shoal.node.driver import Driver
 from shoal.node.future import Future
 from shoal.protocol.machine import Outcome
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+LEFT_S = 5.0  # after a worker has ended its work, for a sum that it took part in
 
 
 class Sums(Protocol):
@@ -52,12 +58,24 @@ class SumsByRing:
 class SumsByMpi:
     """By MPI, which has no futures that go on by themselves: `begin` waits, too."""
 
-    def __init__(self, driver: Driver, workers: int) -> None:
+    def __init__(self, driver: Driver, workers: int, left: Callable[[], bool]) -> None:
         comm = communicator("collective 'mpi'", "or use collective 'ring'")
-        self._mpi = MpiSums(comm, workers, driver.stopped_by)
+
         self._driver = driver
+        self._left = left
+        self._left_at = inf
+        self._mpi = MpiSums(comm, workers, self._stopped)
         self.prepare = self._mpi.prepare
         self.sum = self._mpi.sum
+
+    def _stopped(self) -> ShoalError | None:
+        """Return why a sum that is under way will not end."""
+        now = monotonic()
+        if self._left_at == inf and self._left():
+            self._left_at = now
+        if now >= self._left_at + LEFT_S:  # before, MPI may be about to end the sum
+            return RingBroken("a worker has ended its work without this sum")
+        return self._driver.stopped_by()
 
     def begin(self, asked: Any) -> Future:
         future = Future(self._driver, 0, None)

@@ -6,6 +6,7 @@ import atexit
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHECK_S = 0.25  # between two looks at the run, while MPI's call does not return
+WHAT_BYTES = 80  # of what is compared
 PIECE = 1 << 30  # elements in a call: MPI 3 counts them in 32 bits
 _failed = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MpiSum:
     """The sum of one tensor, prepared for all steps.
 
@@ -30,11 +32,15 @@ class MpiSum:
         reduce: the memory, and the arithmetic for dtypes that MPI lacks.
         datatype: MPI's type of an element.
         op: MPI's operation.
+        what: the shape, dtype and kind of the sum, for errors; all ranks have to ask for the same.
+        agreed: whether the ranks have compared it.
     """
 
     reduce: Reduce
     datatype: Any
     op: Any
+    what: str
+    agreed: bool = False
 
 
 class MpiSums:
@@ -61,6 +67,7 @@ class MpiSums:
         self._comm = comm
         self._workers = workers
         self._stopped = stopped
+        self._ops: dict[str, Any] = {}  # by dtype
         self._asked: SimpleQueue[tuple[MpiSum, Event, list[Exception]]] = SimpleQueue()
         Thread(target=self._serve, name="shoal-mpi", daemon=True).start()
 
@@ -75,21 +82,21 @@ class MpiSums:
         from shoal.collective.tensors import reduce_of  # imports torch
 
         reduce = reduce_of(tensor, mean)
-        name = _NAMES.get(str(tensor.dtype).removeprefix("torch."))
-        if name is not None:
-            return MpiSum(reduce, getattr(MPI, name), MPI.SUM)
-
-        def add(other: Any, into: Any, _: Any) -> None:
-            reduce.add(memoryview(into).cast("B"), memoryview(other).cast("B"))
-
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        what = f"{'mean' if mean else 'sum'} of {tensor.numel()} values of {dtype}"
+        if dtype in _NAMES:
+            return MpiSum(reduce, getattr(MPI, _NAMES[dtype]), MPI.SUM, what)
+        if dtype not in self._ops:  # MPI has room for few operations
+            self._ops[dtype] = MPI.Op.Create(partial(_add, reduce.add), commute=True)
         bits = 8 * tensor.element_size()
-        return MpiSum(reduce, getattr(MPI, f"UINT{bits}_T"), MPI.Op.Create(add, commute=True))
+        return MpiSum(reduce, getattr(MPI, f"UINT{bits}_T"), self._ops[dtype], what)
 
     def sum(self, asked: MpiSum) -> None:
         """Replace the values by their sum or mean over all workers, and wait for that.
 
         Raises:
-            RingBroken: MPI has failed.
+            InvalidValue: other ranks ask for another sum.
+            RingBroken: MPI has failed, or a worker has left.
             ShoalError: the run has ended meanwhile, with this error.
         """
         done, errors = Event(), list[Exception]()
@@ -97,6 +104,8 @@ class MpiSums:
         while not done.wait(CHECK_S):
             if error := self._stopped():
                 raise error
+        if errors and isinstance(errors[0], ShoalError):
+            raise errors[0]
         if errors:
             raise RingBroken(f"MPI's allreduce has failed: {errors[0]}")
 
@@ -112,6 +121,8 @@ class MpiSums:
     def _all_reduce(self, asked: MpiSum) -> None:
         from mpi4py import MPI
 
+        if not asked.agreed:
+            self._agree(asked)
         values = asked.reduce.values
         step = PIECE * asked.datatype.Get_size()
         for at in range(0, values.nbytes, step):
@@ -119,6 +130,25 @@ class MpiSums:
             self._comm.Allreduce(MPI.IN_PLACE, piece, asked.op)
         if values.nbytes:
             asked.reduce.finish(values, self._workers)
+
+    def _agree(self, asked: MpiSum) -> None:
+        """Refuse a sum that is not the one that the other ranks ask for."""
+        mine = asked.what.encode().ljust(WHAT_BYTES)[:WHAT_BYTES]
+        every = bytearray(WHAT_BYTES * self._workers)
+        self._comm.Allgather(mine, every)
+        said = [every[at : at + WHAT_BYTES] for at in range(0, len(every), WHAT_BYTES)]
+        for rank, other in enumerate(said):
+            if other != mine:
+                raise InvalidValue(
+                    f"rank {rank} of MPI asks for the {other.decode().strip()}, and this one for "
+                    f"the {asked.what}"
+                )
+        asked.agreed = True
+
+
+def _add(add: Callable[[memoryview, memoryview], None], other: Any, into: Any, _: Any) -> None:
+    """Add values of a dtype that MPI lacks."""
+    add(memoryview(into).cast("B"), memoryview(other).cast("B"))
 
 
 _NAMES = {  # by dtype of torch; others are added up by `Reduce.add`

@@ -35,6 +35,10 @@ def reduce_of(tensor: Tensor, mean: bool) -> Reduce:
     if not isinstance(tensor, Tensor) or tensor.dtype == torch.bool or tensor.is_complex():
         kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
         raise InvalidValue(f"allreduce needs a tensor of numbers, not {kind}")
+    try:
+        torch.zeros(1, dtype=tensor.dtype).add_(0)
+    except (RuntimeError, NotImplementedError):
+        raise InvalidValue(f"allreduce needs numbers that torch adds, not {tensor.dtype}") from None
     if mean and not tensor.is_floating_point():
         raise InvalidValue(f"{tensor.dtype} tensors have no mean; leave out mean=True")
     array = _array_of(tensor.dtype)

@@ -14,7 +14,14 @@ from collections import Counter, deque
 from collections.abc import Callable
 from time import monotonic
 
-from shoal.errors import BadContent, HandshakeFailed, HandshakeRefused, ShoalError, WireError
+from shoal.errors import (
+    BadContent,
+    HandshakeFailed,
+    HandshakeRefused,
+    PeerFault,
+    ShoalError,
+    WireError,
+)
 from shoal.node.dialer import Dialer
 from shoal.node.disk import Disk
 from shoal.node.heartbeat import HeartbeatThread, LoopProgress
@@ -146,6 +153,9 @@ class Node:
                         self.handle(done)
             elif self._listener is not None and fileno == self._listener.fileno():
                 self._accept()
+        for caller in self._strangers.resumed(now):
+            self._poller.modify(caller.fileno(), select.EPOLLIN)
+            self._serve_stranger(caller)
         if self._disk is not None:
             self.perform(self._disk.due(now))
         if readers.awaited:
@@ -241,9 +251,6 @@ class Node:
             if late is not None:
                 self._errors.count(late, connection)
             self._drop(connection)
-        for caller in self._strangers.resumed(now):
-            self._poller.modify(caller.fileno(), select.EPOLLIN)
-            self._serve_stranger(caller)
         for stalled in self._paths.stalled(self._peers):
             self.counters["stalled"] += 1
             self._dialer.replace(stalled, self._address_of(stalled.peer) or "", now)
@@ -300,11 +307,16 @@ class Node:
     def _serve_stranger(self, connection: Connection) -> None:
         """Go on with a caller's handshake, unless handshakes have taken their share of the time."""
         began = monotonic()
-        if self._strangers.is_denied(connection.fileno()):  # it has hung up
+        fileno = connection.fileno()
+        if self._strangers.is_denied(fileno):  # it has hung up
+            self._drop(connection)
+            return
+        if self._strangers.waits(fileno):  # as this one has
+            self._errors.hung_up()
             self._drop(connection)
             return
         if self._strangers.is_later(connection, began):
-            self._poller.modify(connection.fileno(), 0)
+            self._poller.modify(fileno, 0)
             return
         try:
             alive = self._receive(connection)
@@ -312,9 +324,15 @@ class Node:
             self._errors.count(error, connection)
             if connection.denied:
                 self._strangers.deny(connection, monotonic())
-                self._poller.modify(connection.fileno(), 0)
+                self._poller.modify(fileno, 0)
             else:
                 self._drop(connection)
+            return
+        except Exception as error:  # nothing of the machine is concerned yet
+            fault = PeerFault(f"a greeting: {type(error).__name__}: {error}")
+            fault.__cause__ = error
+            self._errors.count(fault, connection)
+            self._drop(connection)
             return
         finally:
             self._strangers.worked(monotonic() - began)
@@ -334,7 +352,7 @@ class Node:
             self._errors.count(error, connection)
             return False
         if not alive and not known and not connection.within_host:
-            self.counters["HandshakeFailed (cut off)"] += 1
+            self._errors.hung_up()
         return alive
 
     def _arriving(self, sender: NodeId, message: Message, nbytes: int) -> Arrival:

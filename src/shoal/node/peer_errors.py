@@ -25,6 +25,10 @@ class PeerErrors:
         self._counters = counters
         self._traced_at = -TRACED_S
 
+    def hung_up(self) -> None:
+        """Count a caller that has hung up before it had proved anything, as probes of ports do."""
+        self._counters["HandshakeFailed (cut off)"] += 1
+
     def count(self, error: Exception, connection: Connection | None) -> None:
         kind = type(error).__name__
         if isinstance(error, HandshakeFailed) and error.reason:

@@ -10,7 +10,7 @@ from shoal.transport import Connection
 MOST = 128  # the oldest is dropped: a caller that knows the token is done in a moment
 HELLO_S = 10.0  # time limit of a caller's handshake
 DENIED_S = 1.0  # until a denied caller is told: guesses are slow, and a right proof never waits
-WORK_SHARE = 0.1  # of the loop's time for handshakes: one of TLS takes a millisecond
+WORK_SHARE = 0.25  # of the loop's time for handshakes: one of TLS takes a millisecond
 WORK_MAX_S = 0.5  # of such time that is saved, for a cluster whose members come all at once
 
 
@@ -28,15 +28,19 @@ class Strangers:
         self._most = most
         self._work_s = WORK_MAX_S
         self._worked_at = 0.0
-        self._later: list[Connection] = []
+        self._later: dict[int, Connection] = {}  # by file descriptor, the oldest first
         self.callers: dict[int, tuple[Connection, float]] = {}
         self._denied: set[int] = set()
 
     def admit(self, connection: Connection, now: float) -> Connection | None:
-        """Admit a caller; return the oldest one, to be dropped for it, if there are too many."""
+        """Admit a caller; return one to be dropped for it, if there are too many.
+
+        That is the oldest of those that wait for their first step, or else of all.
+        """
         oldest = None
         if len(self.callers) >= self._most:
-            oldest = next(iter(self.callers.values()))[0]
+            first = next(iter(self._later), None) or next(iter(self.callers))
+            oldest = self.callers[first][0]
         self.callers[connection.fileno()] = connection, now + HELLO_S
         return oldest
 
@@ -53,11 +57,15 @@ class Strangers:
         self._work_s -= seconds
 
     def is_later(self, connection: Connection, now: float) -> bool:
-        """Return whether a caller has to wait: handshakes have taken their share of the time."""
-        if self._has_time(now):
+        """Return whether a caller has to wait with a handshake that takes long, and keep it."""
+        if not connection.heavy or self._has_time(now):
             return False
-        self._later.append(connection)
+        self._later[connection.fileno()] = connection
         return True
+
+    def waits(self, fileno: int) -> bool:
+        """Return whether a caller has to wait."""
+        return fileno in self._later
 
     def resumed(self, now: float) -> Iterator[Connection]:
         """Yield the callers that have waited, as long as there is time: the newest first.
@@ -65,9 +73,7 @@ class Strangers:
         Under a flood the oldest have been given up by their side.
         """
         while self._later and self._has_time(now):
-            caller = self._later.pop()
-            if self.callers.get(caller.fileno(), (None,))[0] is caller:
-                yield caller
+            yield self._later.popitem()[1]
 
     def _has_time(self, now: float) -> bool:
         saved = self._work_s + WORK_SHARE * (now - self._worked_at)
@@ -77,6 +83,7 @@ class Strangers:
     def forget(self, fileno: int) -> None:
         """Remove a caller that is welcome or gone."""
         self.callers.pop(fileno, None)
+        self._later.pop(fileno, None)
         self._denied.discard(fileno)
 
     def over(self, now: float) -> Iterator[tuple[Connection, HandshakeFailed | None]]:

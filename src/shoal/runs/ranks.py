@@ -36,6 +36,7 @@ from shoal.runs.trust import code_of
 from shoal.runs.worker import threads_of
 from shoal.storage.event_log import NewEvents
 from shoal.storage.run_folder import RunFolder
+from shoal.transport.credentials import requires_tls
 
 COME_S = 600.0  # for all ranks to come, as rank 0 has it
 PREPARED_S = 3600.0  # for rank 0 to read and check the inputs, as the others have it
@@ -352,6 +353,11 @@ def check_ranked(world: World, run: RunOptions) -> None:
         InvalidValue: the number of workers is not that of ranks, or nobody starts workers again
     """
     world.check_workers(run.workers)
+    if run.engine != "local":
+        raise InvalidValue(
+            f"--engine {run.engine} in a world of ranks: {world.launcher} has started the workers; "
+            "leave out --engine, or give --launcher none"
+        )
     for flag, value, wrong in (
         ("--on-worker-loss", run.on_worker_loss, "replace"),
         ("--slow-workers", run.slow_workers, "backup"),
@@ -365,6 +371,10 @@ def check_ranked(world: World, run: RunOptions) -> None:
         raise InvalidValue(
             f"--on-worker-loss {run.on_worker_loss}: {world.launcher} ends all ranks when one "
             "fails; srun does not, and neither do `shoal train` and `shoal run` without a launcher"
+        )
+    if run.collective == "mpi" and requires_tls() and not world.one_host:
+        raise InvalidValue(
+            "--collective mpi: MPI's sums are not encrypted, which --require-tls refuses"
         )
     if run.collective == "mpi":
         started = world.launcher, world.rank, world.size

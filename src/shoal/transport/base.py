@@ -105,6 +105,11 @@ class Connection(ABC):
         """The place of the peer, for logs."""
         return "here"
 
+    @property
+    def heavy(self) -> bool:
+        """Whether the next step of a caller's handshake takes long, such as the first of TLS."""
+        return False
+
     def waited(self, now: float) -> None:  # noqa: B027 - most connections wait for their peer
         """Look at a caller that has not proved anything yet: it may wait for this side to speak."""
 

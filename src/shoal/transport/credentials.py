@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from collections.abc import Callable, Iterator
@@ -23,11 +24,15 @@ from shoal.errors import InvalidValue
 
 VARIABLE = "SHOAL_TLS"  # the folder, where no other is given
 REQUIRE = "SHOAL_REQUIRE_TLS"
+NO = ("", "0", "false", "f", "no", "n", "off")  # as click reads them
 AUTHORITY, CERTIFICATE, KEY = FILES = "authority.pem", "certificate.pem", "key.pem"
 ANY_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL
 ALSO_LEAVES = ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # a trusted certificate may be no authority
 
 Stamps = tuple[int, ...]
+Fields = dict[str, Any]  # of a certificate, as `SSLSocket.getpeercert` has them
+
+log = logging.getLogger("shoal.node")
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ def require_tls() -> Callable[[], None]:
 
 def requires_tls() -> bool:
     """Return whether plain links between hosts are refused."""
-    return os.environ.get(REQUIRE, "") not in ("", "0")
+    return os.environ.get(REQUIRE, "").lower() not in NO
 
 
 def _set(name: str, value: str) -> Callable[[], None]:
@@ -94,6 +99,23 @@ def credentials(folder: str) -> Credentials:
             or authority.
     """
     where = folder or default_folder()
+    found, own, trusted = _checked(where)
+    _check_day(Path(where, CERTIFICATE), own)
+    for authority in trusted:
+        _check_day(Path(where, AUTHORITY), authority)
+    return found
+
+
+def check_files(folder: str) -> None:
+    """Refuse files that do not belong together, on whatever days they count.
+
+    Raises:
+        InvalidValue: as `credentials`
+    """
+    _checked(folder)
+
+
+def _checked(where: str) -> tuple[Credentials, Fields, list[Fields]]:
     if not where:
         raise InvalidValue(
             "tls:// needs the certificate of this host: pass --tls FOLDER (or set SHOAL_TLS); "
@@ -110,9 +132,28 @@ def credentials(folder: str) -> Credentials:
     if key.st_mode & 0o077:
         path = Path(where, KEY)
         raise InvalidValue(f"{path} can be read by other users: chmod 600 {path}")
-    found = _read(where, tuple(each.st_mtime_ns for each in held))
-    _check_day(where, found[1])
-    return found[0]
+    return _read(where, tuple(each.st_mtime_ns for each in held))
+
+
+def current(folder: str) -> Credentials:
+    """Return what a folder has, or what it had when it was usable last in this process.
+
+    So a mistake, or the moment in which files are replaced, ends no process that is at work.
+
+    Raises:
+        InvalidValue: as `credentials`, where it has never been usable
+    """
+    where = folder or default_folder()
+    try:
+        _usable[where] = found = credentials(where)
+    except InvalidValue as error:
+        if where not in _usable:
+            raise
+        if _told.get(where) != error.message:
+            _told[where] = error.message
+            log.warning("the certificate of before is used: %s", error.message)
+        return _usable[where]
+    return found
 
 
 def fresh_contexts(folder: str = "") -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -123,30 +164,35 @@ def fresh_contexts(folder: str = "") -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """
     credentials(folder)
     paths = [str(Path(folder or default_folder(), name)) for name in FILES]
-    accepts, connects = (_context(kind, *paths) for kind in _KINDS)
+    accepts, connects = (_context(kind, *paths) for kind in _SIDES)
     return accepts, connects
 
 
+_usable: dict[str, Credentials] = {}
+_told: dict[str, str] = {}
+
+
 @lru_cache(maxsize=64)
-def _read(where: str, _: Stamps) -> tuple[Credentials, dict[str, Any]]:
-    """Return the credentials, and the certificate's fields as `SSLSocket.getpeercert` has them."""
+def _read(where: str, _: Stamps) -> tuple[Credentials, Fields, list[Fields]]:
+    """Return the credentials, and what the certificate and the authorities say of themselves."""
     paths = [str(Path(where, name)) for name in FILES]
-    accepts, connects = (_context(kind, *paths) for kind in _KINDS)
+    accepts, connects = (_context(kind, *paths) for kind in _SIDES)
     trusted: list[dict[str, Any]] = accepts.get_ca_certs()
     if not trusted:
         raise InvalidValue(f"{paths[0]} has a certificate that is not an authority's")
     authority = _name(trusted[0])
-    own = _shown(paths)
+    with _naming(f"{paths[1]} cannot be used on both sides of a connection"):
+        own = _shown(paths)
     issuer, name = _name(own, "issuer"), _name(own)
     described = f"{paths[1]} of {name!r}, by {issuer!r}, until {own['notAfter']}"
     try:
         _meet(accepts, connects, ANY_TIME)
-    except ssl.SSLError:
+    except ssl.SSLError as error:
         raise InvalidValue(
-            f"{paths[1]} of {name!r} is by the authority {issuer!r}, which is not that of "
-            f"{paths[0]} ({authority!r}): use the files that one `shoal keys add` has made"
+            f"{paths[1]} of {name!r}, by {issuer!r}, is not trusted by {paths[0]} of {authority!r} "
+            f"({_said(error)}): use the files that one `shoal keys add` has made"
         ) from None
-    return Credentials(accepts, connects, described, authority), own
+    return Credentials(accepts, connects, described, authority), own, trusted
 
 
 def _context(kind: Any, authority: str, certificate: str, key: str) -> ssl.SSLContext:
@@ -168,11 +214,17 @@ def _naming(problem: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:  # those of OpenSSL are such, too
-        reason = getattr(error, "reason", None) or error.strerror or error
-        raise InvalidValue(f"{problem}: {str(reason).lower().replace('_', ' ')}") from None
+        raise InvalidValue(f"{problem}: {_said(error)}") from None
 
 
-_KINDS = ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT
+def _said(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return str(error.verify_message)
+    reason = getattr(error, "reason", None) or error.strerror or error
+    return str(reason).lower().replace("_", " ")
+
+
+_SIDES = ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT
 
 
 def _no_password() -> str:
@@ -182,7 +234,7 @@ def _no_password() -> str:
 
 def _shown(paths: list[str]) -> dict[str, Any]:
     """Return the fields of a certificate: Python tells those of a peer's, once it is trusted."""
-    accepts, connects = (_context(kind, *paths) for kind in _KINDS)
+    accepts, connects = (_context(kind, *paths) for kind in _SIDES)
     for each in (accepts, connects):
         each.load_verify_locations(paths[1])
     return _meet(accepts, connects, ANY_TIME | ALSO_LEAVES)
@@ -207,12 +259,15 @@ def _meet(accepts: ssl.SSLContext, connects: ssl.SSLContext, flags: int) -> dict
     return found  # type: ignore[no-any-return]
 
 
-def _check_day(where: str, own: dict[str, Any]) -> None:
+def _check_day(path: Path, own: Fields) -> None:
     now = time()
-    begins, ends = (ssl.cert_time_to_seconds(own[each]) for each in ("notBefore", "notAfter"))
-    path = Path(where, CERTIFICATE)
+    try:
+        begins, ends = (ssl.cert_time_to_seconds(own[each]) for each in ("notBefore", "notAfter"))
+    except (KeyError, ValueError):
+        raise InvalidValue(f"{path} is damaged: it has no dates") from None
     if now > ends:
-        raise InvalidValue(f"{path} has expired on {own['notAfter']}: `shoal keys add` renews it")
+        how = "`shoal keys add` renews it" if path.name == CERTIFICATE else "make a new authority"
+        raise InvalidValue(f"{path} has expired on {own['notAfter']}: {how}")
     if now < begins:
         raise InvalidValue(f"{path} begins on {own['notBefore']}: is the clock of this host right?")
 

@@ -1,43 +1,38 @@
-"""Plain links between hosts: named in a warning, once each, or refused by --require-tls."""
+"""Plain links between hosts: named in a warning, once a host, or refused by --require-tls."""
 
 from __future__ import annotations
 
 import logging
 
 from shoal.errors import AddressInvalid, HandshakeRefused
-from shoal.transport.base import Connection
 from shoal.transport.credentials import requires_tls
 
 log = logging.getLogger("shoal.node")
-_named: set[str] = set()  # the peers that were named
+_named: set[str] = set()  # the hosts that were named
 
 
-def check_link(connection: Connection, address: str, stays_here: bool) -> None:
-    """Name the peer of a connection that is not encrypted.
+def check_link(address: str, host: str) -> None:
+    """Name a host that this process talks to in the open, before it says anything there.
 
     Raises:
         HandshakeRefused: such connections are refused
     """
-    if connection.within_host or stays_here:
-        return
     if requires_tls():
         raise HandshakeRefused(
             f"{address} is not encrypted, which --require-tls refuses: use tls://HOST:PORT"
         )
-    if connection.peer not in _named:
-        _named.add(connection.peer)
-        log.warning(
-            "what goes to %s at %s is not encrypted: --tls encrypts it", connection.peer, address
-        )
+    if host not in _named:
+        _named.add(host)
+        log.warning("what goes to %s is not encrypted: --tls encrypts it", address)
 
 
-def check_listening(address: str, stays_here: bool) -> None:
+def check_listening(address: str) -> None:
     """Refuse to listen for plain connections of other hosts, if they are refused.
 
     Raises:
         AddressInvalid: they are
     """
-    if requires_tls() and not stays_here:
+    if requires_tls():
         raise AddressInvalid(
             f"{address} takes connections that are not encrypted, which --require-tls refuses: "
             "listen at tls://HOST:PORT"

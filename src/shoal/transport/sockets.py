@@ -99,10 +99,18 @@ class StreamListener(Listener):
 
 
 def shake(
-    sock: socket.socket, me: Identity, until: float, turn: Turn = NO_TURN
+    sock: socket.socket,
+    me: Identity,
+    until: float,
+    turn: Turn = NO_TURN,
+    leaves: Callable[[], None] | None = None,
 ) -> StreamConnection:
-    """Shake hands on a connected socket, as the caller; close the socket on failure."""
-    caller = _Caller(sock, until)
+    """Shake hands on a connected socket, as the caller; close the socket on failure.
+
+    leaves:  the function to call before this side says anything on a connection that leaves this
+             host; it may raise `HandshakeRefused`
+    """
+    caller = _Caller(sock, until, leaves)
     try:
         return caller.greet(me, turn)
     except TimeoutError:
@@ -119,7 +127,10 @@ def shake(
 class _Caller:
     """The connecting side, which offers a ring and its arena to a listener of this host."""
 
-    def __init__(self, sock: socket.socket, until: float) -> None:
+    def __init__(
+        self, sock: socket.socket, until: float, leaves: Callable[[], None] | None
+    ) -> None:
+        self._leaves = leaves
         self._outlet: Outlet | None = None
         self._descriptors: list[int] = []  # of the listener's ring
         self._sock = sock
@@ -140,6 +151,8 @@ class _Caller:
             self._sock.close()
             self._sock = sock
             asked = self._read_message()
+        elif self._leaves is not None:
+            self._leaves()
         with turn:
             return self._introduce(me, asked)
 

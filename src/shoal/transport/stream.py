@@ -444,8 +444,9 @@ class StreamConnection(Connection):
 
     def _meet(self, into: memoryview) -> int:
         """Read a part of a caller's greeting, and the descriptors that came with it."""
-        data, descriptors = receive_with(self._sock, HANDSHAKE_BYTES_MAX)
-        if data[:1] == TLS_HELLO and not self._stop:
+        data, descriptors = receive_with(self._sock, into.nbytes)
+        plain = not self.encrypted and not self.within_host
+        if plain and data[:1] == TLS_HELLO and not self._stop:
             raise HandshakeFailed(
                 "a caller was refused: it speaks tls://, and this listener plain tcp://",
                 reason="tls",

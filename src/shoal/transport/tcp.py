@@ -6,9 +6,10 @@ import errno
 import ipaddress
 import re
 import socket
+from functools import partial
 from time import monotonic
 
-from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed, HandshakeRefused
+from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
 from shoal.transport.base import (
     NO_TURN,
     Connection,
@@ -68,8 +69,7 @@ class TcpTransport(Transport):
 
     def listen(self, address: str, me: Identity) -> Listener:
         host, port = endpoint_of(address)
-        if self.scheme == "tcp":
-            check_listening(address, stays_here(host))
+        self._check_listening(address, host)
         if not me.token:
             others = "other users of this host" if stays_here(host) else "other hosts"
             raise AddressInvalid(
@@ -94,6 +94,11 @@ class TcpTransport(Transport):
         bound = tcp_address(host, sock.getsockname()[1], self.scheme)
         return self._listener(sock, bound, me)
 
+    def _check_listening(self, address: str, host: str) -> None:
+        """Refuse an address that may not be listened at."""
+        if not stays_here(host):
+            check_listening(address)
+
     def _listener(self, sock: socket.socket, address: str, me: Identity) -> Listener:
         return StreamListener(sock, address, me)
 
@@ -109,13 +114,9 @@ class TcpTransport(Transport):
         self, address: str, me: Identity, timeout_s: float, turn: Turn = NO_TURN
     ) -> Connection:
         until = monotonic() + timeout_s
-        connection = shake(self._connected(address, timeout_s), me, until, turn)
-        try:
-            check_link(connection, address, stays_here(endpoint_of(address)[0]))
-        except HandshakeRefused:
-            connection.close()
-            raise
-        return connection
+        host, _ = endpoint_of(address)
+        leaves = None if stays_here(host) else partial(check_link, address, host)
+        return shake(self._connected(address, timeout_s), me, until, turn, leaves)
 
     @staticmethod
     def _connected(address: str, timeout_s: float) -> socket.socket:

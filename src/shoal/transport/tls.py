@@ -33,9 +33,9 @@ from shoal.transport.base import (
     Turn,
     transports,
 )
-from shoal.transport.credentials import Credentials, credentials
+from shoal.transport.credentials import Credentials, current
 from shoal.transport.sockets import StreamListener, shake
-from shoal.transport.stream import HANDSHAKE_BYTES_MAX, StreamConnection
+from shoal.transport.stream import HANDSHAKE_BYTES_MAX, TLS_HELLO, StreamConnection
 from shoal.transport.tcp import TcpTransport
 from shoal.transport.wire import MAGIC, encode, message_of
 
@@ -47,7 +47,6 @@ WRITE_BYTES = 256 << 10  # of one call: several records at a time are a quarter 
 READ_BYTES = 1 << 20  # after which a read ends with the next record, as with an empty socket
 LOOK_S = 1.0  # between two looks at the files of a listener's certificate
 SILENT_S = 0.5  # after which a caller may be waiting for the listener to speak first
-HANDSHAKE_RECORD = b"\x16"  # the first byte of a caller that speaks TLS
 
 PLAIN = "it speaks plain tcp://, and this listener tls://"
 PLAIN_HERE = (
@@ -207,10 +206,14 @@ class TlsCaller(StreamConnection):
             raise HandshakeFailed("a caller hung up before TLS's handshake", reason="cut off")
         if first.startswith(MAGIC):
             raise HandshakeFailed(f"a caller was refused: {PLAIN}", reason="plain tcp")
-        if not first.startswith(HANDSHAKE_RECORD):
+        if not first.startswith(TLS_HELLO):
             raise HandshakeFailed(
                 f"a caller speaks no TLS: it begins with {first!r}", reason="no TLS"
             )
+
+    @property
+    def heavy(self) -> bool:
+        return not isinstance(self._sock, TlsSocket)
 
     def waited(self, now: float) -> None:
         if not self._secured and not isinstance(self._sock, TlsSocket) and now >= self._speaks_at:
@@ -220,33 +223,19 @@ class TlsCaller(StreamConnection):
 
 
 class TlsListener(StreamListener):
-    """A listener whose callers over TCP speak TLS.
-
-    It goes on with the certificate that it has, should its files become unusable.
-    """
+    """A listener whose callers over TCP speak TLS."""
 
     def __init__(self, sock: socket.socket, address: str, me: Identity, own: Credentials) -> None:
         super().__init__(sock, address, me)
         self._own = own
         self._look_at = monotonic() + LOOK_S
-        self._told = ""
 
     def _connection(self, sock: socket.socket, asked: Challenge) -> Connection:
         if sock.family == socket.AF_UNIX:
             return super()._connection(sock, asked)
         if (now := monotonic()) >= self._look_at:
-            self._look_at = now + LOOK_S
-            self._look()
+            self._look_at, self._own = now + LOOK_S, current(self._me.tls)
         return TlsCaller(sock, self._me, asked, self._own)
-
-    def _look(self) -> None:
-        """Take a certificate that was renewed."""
-        try:
-            self._own = credentials(self._me.tls)
-        except InvalidValue as error:
-            if error.message != self._told:
-                self._told = error.message
-                log.warning("%s", error.message)
 
 
 class TlsTransport(TcpTransport):
@@ -255,18 +244,21 @@ class TlsTransport(TcpTransport):
     scheme = "tls"
 
     def _listener(self, sock: socket.socket, address: str, me: Identity) -> Listener:
-        return TlsListener(sock, address, me, credentials(me.tls))
+        return TlsListener(sock, address, me, current(me.tls))
 
     def listen(self, address: str, me: Identity) -> Listener:
-        credentials(me.tls)  # what is wrong there is told before anything listens
+        current(me.tls)  # what is wrong there is told before anything listens
         return super().listen(address, me)
+
+    def _check_listening(self, address: str, host: str) -> None:
+        """Any address will do."""
 
     def connect(
         self, address: str, me: Identity, timeout_s: float, turn: Turn = NO_TURN
     ) -> Connection:
         until = monotonic() + timeout_s
         try:
-            own = credentials(me.tls)
+            own = current(me.tls)
         except InvalidValue as error:
             raise HandshakeRefused(error.message) from None
         sock = self._connected(address, timeout_s)
@@ -306,7 +298,8 @@ def _plain(sock: socket.socket, address: str) -> HandshakeFailed | None:
     OpenSSL has read as much of the listener's first frame as a record's head has.
     """
     try:
-        rest = socket.socket.recv(sock, HANDSHAKE_BYTES_MAX, socket.MSG_PEEK)  # not by TLS
+        how = socket.MSG_PEEK | socket.MSG_DONTWAIT
+        rest = socket.socket.recv(sock, HANDSHAKE_BYTES_MAX, how)  # not by TLS
         said = message_of(MAGIC + bytes([PROTOCOL_VERSION]) + rest)
     except (OSError, WireError, struct.error):
         return None
@@ -352,7 +345,7 @@ def _why(error: ssl.SSLError, own: Credentials) -> str:
             f"the other side's certificate is refused: {error.verify_message}; the authority here "
             f"is {own.authority!r}"
         )
-    if "ALERT" in reason:
+    if any(each in reason for each in ("CERTIFICATE", "UNKNOWN_CA")) and "ALERT" in reason:
         said = reason.partition("ALERT_")[2].lower().replace("_", " ")
         return f"the other side refuses this side's certificate ({said}): {own.described}"
     return f"TLS's handshake failed: {reason.lower().replace('_', ' ')}"

@@ -11,7 +11,7 @@ from shoal.engines.launchers.meeting import Meeting
 from shoal.engines.launchers.rendezvous import StoreRendezvous
 from shoal.engines.launchers.seal import Seal
 from shoal.engines.launchers.world import World
-from shoal.errors import NotTrusted
+from shoal.errors import InvalidValue, NotTrusted
 
 TOKEN = "a token of sixteen characters"
 ANSWER = {"token": TOKEN, "workers": [{"args": {"token": TOKEN, "lr": 0.5}}], "n": 3}
@@ -24,10 +24,12 @@ def answer_to(*seals, answer=ANSWER):
 
 
 def test_an_answer_comes_whole_and_without_the_token():
-    ranks = [Seal(TOKEN) for _ in range(3)]
+    ranks = [Seal(TOKEN, rank) for rank in range(3)]
     said, answer = answer_to(*ranks)
     assert TOKEN not in json.dumps([said, answer])
-    assert [ranks[0].opened(each) for each in said] == [{"local_rank": n} for n in range(3)]
+    assert [ranks[0].opened(each, rank) for rank, each in enumerate(said)] == [
+        {"local_rank": n} for n in range(3)
+    ]
     for seal, mine in zip(ranks, said, strict=True):
         assert seal.checked(answer, mine) == ANSWER
 
@@ -36,7 +38,7 @@ def test_without_a_token_nothing_is_proved():
     said, answer = answer_to(Seal(""), Seal(""))
     assert answer == ANSWER
     assert Seal("").checked(answer, said[1]) == ANSWER
-    assert Seal("").opened(said[1]) == {"local_rank": 1}
+    assert Seal("").opened(said[1], 1) == {"local_rank": 1}
 
 
 def changed(sealed, **how):
@@ -53,6 +55,8 @@ def changed(sealed, **how):
         lambda answer: changed(answer, proof=None),
         lambda answer: changed(answer, marks=answer["marks"][::-1]),
         lambda answer: changed(answer, marks=[]),
+        lambda answer: changed(answer, marks=None),
+        lambda answer: changed(answer, proof="\u00e9"),
         lambda answer: Seal("another token of sixteen").answered(ANSWER, []),
     ],
 )
@@ -77,10 +81,17 @@ def test_a_rank_that_says_what_another_could_have_said_is_refused():
         {"local_rank": 0},
         changed(said, text='{"local_rank": 1}'),
         changed(said, mark="0" * 32),
+        changed(said, proof="\u00e9"),
+        Seal(TOKEN, 1).said({"local_rank": 0}),
         Seal("another token of sixteen").said({"local_rank": 0}),
     ):
         with pytest.raises(NotTrusted, match="what a rank says"):
-            Seal(TOKEN).opened(forged)
+            Seal(TOKEN).opened(forged, 0)
+
+
+def test_a_token_that_can_be_guessed_is_refused():
+    with pytest.raises(InvalidValue, match="at least 16 characters"):
+        Seal("abc")
 
 
 def test_a_rank_alone_with_or_without_a_token_is_told():
@@ -88,7 +99,7 @@ def test_a_rank_alone_with_or_without_a_token_is_told():
     with pytest.raises(NotTrusted, match="rank 0 has a SHOAL_TOKEN, and this rank has none"):
         Seal("").checked(answer, said[1])
     with pytest.raises(NotTrusted, match="a rank has a SHOAL_TOKEN, and rank 0 has none"):
-        Seal("").opened(said[1])
+        Seal("").opened(said[1], 1)
 
 
 @pytest.mark.parametrize("tokens", [(TOKEN, TOKEN), (TOKEN, "another token of sixteen")])

@@ -145,7 +145,7 @@ class Meeting:
         self.world = world
         self._interface = env.get("SHOAL_INTERFACE", "")
         self._timeout_s = timeout_s
-        self._seal = Seal(env.get("SHOAL_TOKEN", ""))
+        self._seal = Seal(env.get("SHOAL_TOKEN", ""), world.rank)
         self._place = rendezvous_of(world, env, rendezvous, timeout_s)
 
     def meet(self, answer: Callable[[Ranks], Said], asked: bytes = b"") -> Said:
@@ -166,7 +166,8 @@ class Meeting:
 
         def answered(heard: list[Said]) -> Said:
             _raise_first(heard)
-            told = [msgspec.convert(self._seal.opened(each), Heard) for each in heard]
+            said = [self._seal.opened(each, rank) for rank, each in enumerate(heard)]
+            told = [msgspec.convert(each, Heard) for each in said]
             made = answer(Ranks(told, self._interface, self._seal.token))
             return self._seal.answered(made, heard)
 
@@ -189,7 +190,14 @@ class Meeting:
         absent:  the ranks that rank 0 knows to be absent
         """
         mine = self._seal.said({})
-        reply = self._place.meet(mine, lambda heard: self._seal.answered(told, heard), inf, absent)
+
+        def answered(heard: list[Said]) -> Said:
+            for rank, each in enumerate(heard):
+                if rank not in absent:
+                    self._seal.opened(each, rank)
+            return self._seal.answered(told, heard)
+
+        reply = self._place.meet(mine, answered, inf, absent)
         return self._seal.checked(reply, mine)
 
     def tasks(

@@ -16,6 +16,7 @@ from typing import Any
 
 from shoal.engines.launchers.rendezvous import Said
 from shoal.errors import NotTrusted
+from shoal.transport import Identity
 
 HIDDEN = "\0token"  # stands for the token in what is published
 
@@ -24,10 +25,17 @@ class Seal:
     """The proofs of one rank. Without a token nothing is proved.
 
     token:  the token
+    rank:   the rank, which the proof of what it says covers
+
+    Raises:
+        InvalidValue: the token is so short that a proof would tell it
     """
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, rank: int = 0) -> None:
+        if token:
+            Identity("rank", "worker", token=token)  # refuses one that can be guessed
         self.token = token
+        self._rank = rank
 
     def said(self, said: Said) -> Said:
         """Return what this rank says, with a proof."""
@@ -35,15 +43,20 @@ class Seal:
             return said
         text = json.dumps(said)
         mark = secrets.token_hex(16)
-        return {"text": text, "mark": mark, "proof": self._proof("said", mark, text)}
+        return {
+            "text": text,
+            "mark": mark,
+            "proof": self._proof("said", str(self._rank), mark, text),
+        }
 
-    def opened(self, sealed: Said) -> Said:
-        """Return what another rank has said, which rank 0 has read.
+    def opened(self, sealed: Said, rank: int) -> Said:
+        """Return what a rank has said, which rank 0 has read.
 
         Raises:
             NotTrusted: it has no proof, or a wrong one
         """
-        return self._opened(sealed, ["said", str(sealed.get("mark"))], "what a rank says")
+        over = ["said", str(rank), str(sealed.get("mark"))]
+        return self._opened(sealed, over, "what a rank says")
 
     def answered(self, answer: Said, heard: Sequence[Said]) -> Said:
         """Return rank 0's answer, with a proof for the ranks that it has heard."""
@@ -63,7 +76,7 @@ class Seal:
             if "proof" in sealed:
                 raise NotTrusted("rank 0 has a SHOAL_TOKEN, and this rank has none: set it, too")
             return sealed
-        marks = [str(each) for each in sealed.get("marks", ())]
+        marks = [str(each) for each in sealed.get("marks") or ()]
         if said["mark"] not in marks:
             raise NotTrusted(_OTHER.format("rank 0's answer"))
         opened = self._opened(sealed, ["answer", *marks], "rank 0's answer")
@@ -76,7 +89,8 @@ class Seal:
                 raise NotTrusted("a rank has a SHOAL_TOKEN, and rank 0 has none: set it, too")
             return sealed
         text = str(sealed.get("text"))
-        if not hmac.compare_digest(str(sealed.get("proof")), self._proof(*over, text)):
+        given = str(sealed.get("proof")).encode()
+        if not hmac.compare_digest(given, self._proof(*over, text).encode()):
             raise NotTrusted(_OTHER.format(what))
         told: Said = json.loads(text)
         return told

@@ -148,6 +148,11 @@ class Ring:
                 if one.complete:  # gathered, and perhaps not acknowledged
                     self._probe(number, one, out)
 
+    @property
+    def gone(self) -> bool:
+        """Whether a worker of the view has ended its work."""
+        return bool(self.left or self._ended)
+
     def _tell_left(self, message: WorkerLeft, but: NodeId, out: Effects) -> None:
         self.left[message.name] = message.asked
         for node in dict.fromkeys(self._near()):

@@ -29,6 +29,7 @@ def cluster():
     import ray
     from ray.cluster_utils import Cluster
 
+    before = {**os.environ}
     node = {"num_cpus": 3, "num_gpus": 2}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     cluster.add_node(**node)
@@ -36,6 +37,9 @@ def cluster():
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+    for name in {*os.environ} - {*before}:  # Ray sets some, which other tests would pass on
+        del os.environ[name]
+    os.environ.update(before)
 
 
 class Engine(RayEngine):
@@ -178,6 +182,40 @@ def test_a_driver_that_is_killed_leaves_nothing(cluster, tmp_path):
     while any(lives(pid) for pid in pids):
         assert time.monotonic() < end, [pid for pid in pids if lives(pid)]
         time.sleep(0.02)  # nobody reports it
+    until_free(6)
+
+
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
+def test_a_node_whose_actor_is_killed_gets_another(cluster, tmp_path):
+    """Its servers and workers are started again there, and the run goes on to its end."""
+    out = tmp_path / "runs"
+    words = [*DIGITS, "--epochs", "60", "--replicas", "2", "--on-worker-loss", "replace"]
+    process = shoal(cluster, *words, "--engine", "ray", "--out", str(out))
+    end = time.monotonic() + 60
+    while '"kind":"step"' not in "".join(each.read_text() for each in out.glob("*/events.jsonl")):
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)  # another process writes
+    [run] = out.iterdir()
+    actors = {
+        name: parent(parent(pid))
+        for name, pid in json.loads((run / "pids.json").read_text()).items()
+    }
+    [server] = [
+        name
+        for name, actor in actors.items()
+        if name.startswith("server") and actor != actors["scheduler"]
+    ]
+    os.kill(actors[server], signal.SIGKILL)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    events = [*read_events(run / "events.jsonl")]
+    assert {e["name"] for e in events if e["kind"] == "lost"} >= {server}
+    joined = [e.get("name") for e in events if e["kind"] == "joined"]
+    assert joined.count(server) == 2
     until_free(6)
 
 

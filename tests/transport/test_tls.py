@@ -159,6 +159,15 @@ def test_a_plain_caller_is_told_and_tells(listening):
     assert refused(node) == {"plain tcp": 1}
 
 
+def test_a_caller_that_waits_for_its_first_step_is_not_taken_for_a_plain_one(listening):
+    node, address = listening
+    node._strangers._has_time(monotonic())
+    node._strangers.worked(WORK_MAX_S + 0.3)  # for 1.2 s
+    friend = call(address, FRIEND, node)
+    assert friend.peer == "server-b"
+    friend.close()
+
+
 def test_a_caller_of_tls_at_a_plain_listener_is_told_and_tells(own):
     node = Node(Peer(), Identity("server-b", "server", token=TOKEN))
     error = call(node.listen("tcp://127.0.0.1:0").replace("tcp://", "tls://"), FRIEND, node)

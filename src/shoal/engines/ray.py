@@ -14,13 +14,16 @@ import json
 import logging
 import os
 import secrets
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread, main_thread
 from time import monotonic
 from typing import Any
+
+import msgspec
 
 from shoal.engines.addresses import between_hosts, own_address
 from shoal.engines.base import Engine, Host, Reservation, Room, Started, Task
@@ -53,7 +56,7 @@ class RayEngine(Engine):
         ray: Any = require("ray", "--engine ray")
         require("ray.util.scheduling_strategies", "--engine ray")
         if not ray.is_initialized():
-            ray.init(log_to_driver=True, logging_level="WARNING", include_dashboard=False)
+            _join(ray)
         bundles = {name: self._room.of(name) for name in names}
         bundles = {name: bundle for name, bundle in bundles.items() if bundle}
         if not bundles:
@@ -66,6 +69,14 @@ class RayEngine(Engine):
         except BaseException:
             ray.util.remove_placement_group(group)
             raise
+
+
+def _join(ray: Any) -> None:
+    """Join the Ray cluster of this process, or start one here; signals stay as they are."""
+    ends = signal.getsignal(signal.SIGTERM)
+    ray.init(log_to_driver=True, logging_level="WARNING", include_dashboard=False)
+    if current_thread() is main_thread():
+        signal.signal(signal.SIGTERM, ends)
 
 
 def _check_fit(bundles: dict[str, dict[str, float]], nodes: Sequence[dict[str, Any]]) -> None:
@@ -306,7 +317,8 @@ class RayHost(Host):
         if self._now.lost:
             log.warning("node %s: another actor is started", self.label)
             self._actor.stop()
-            self._now = self._actor.start(AGAIN_S)
+            lost, self._now = self._now, self._actor.start(AGAIN_S)
+            lost.replaced(self._now)
             self.files.follow(self._now.files)
         if task.name in self.gpus:
             seen = {"CUDA_VISIBLE_DEVICES": self.gpus[task.name]}
@@ -320,7 +332,11 @@ class RayHost(Host):
         return self._now.fileno()
 
     def reports(self) -> Sequence[Started | Exit]:
-        return self._now.reports()
+        """Return what has happened; what ends with an actor can be started again, by another."""
+        return [
+            each if isinstance(each, Started) else msgspec.structs.replace(each, host_lost=False)
+            for each in self._now.reports()
+        ]
 
     def stop(self) -> None:
         if not self.stopped:

@@ -220,6 +220,7 @@ class RemoteHost(Host):
         self._desk = desk
         self._name = name
         self._address = held.address
+        self._losing = Lock()
         self._lock = Lock()  # two threads write the next three
         self._running: dict[str, str] = {}  # launch by name
         self._ended: set[str] = set()  # launches
@@ -285,10 +286,18 @@ class RemoteHost(Host):
 
     def lose(self, reason: str) -> None:
         """Report that all processes have ended with their host."""
-        self._lost = self._lost or reason
-        how = f"was lost with its host: {reason}"
-        for name, launch in [*self._running.items()]:
-            self.heard(Exit(name, -SIGKILL, launch, how=how, host_lost=True))
+        with self._losing:
+            self._lost = self._lost or reason
+            how = f"was lost with its host: {reason}"
+            for name, launch in [*self._running.items()]:
+                self.heard(Exit(name, -SIGKILL, launch, how=how, host_lost=True))
+
+    def replaced(self, by: RemoteHost) -> None:
+        """Leave the last reports of this host, which is lost, to another in its place."""
+        with self._losing:  # all ends are reported
+            for each in self.reports():
+                by.heard(each)
+        self.stop()
 
     def _try(self, what: What, name: str = "", number: int = 0, limit_s: float = ANSWER_S) -> None:
         try:

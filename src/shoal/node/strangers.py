@@ -39,7 +39,7 @@ class Strangers:
         """
         oldest = None
         if len(self.callers) >= self._most:
-            first = next(iter(self._later), None) or next(iter(self.callers))
+            first = next(iter(self._later or self.callers))
             oldest = self.callers[first][0]
         self.callers[connection.fileno()] = connection, now + HELLO_S
         return oldest

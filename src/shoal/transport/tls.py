@@ -216,9 +216,13 @@ class TlsCaller(StreamConnection):
         return not isinstance(self._sock, TlsSocket)
 
     def waited(self, now: float) -> None:
-        if not self._secured and not isinstance(self._sock, TlsSocket) and now >= self._speaks_at:
-            self._speaks_at = now + 3600.0
-            with suppress(OSError):
+        if self._secured or not self.heavy or now < self._speaks_at:
+            return
+        self._speaks_at = now + 3600.0
+        with suppress(OSError):
+            try:
+                self._sock.recv(1, socket.MSG_PEEK)  # it has spoken, and waits for its first step
+            except BlockingIOError:
                 self._sock.send(encode(Denied(PLAIN_HERE)))
 
 

@@ -64,8 +64,8 @@ def run_here(
     if ranked is not None:
         folder, left = ranked.lead(begin, console, started_at)
     else:
-        folder = begin()
         engine = engine or engines[application.spec.engine](application.spec.room)
+        folder = begin()
         with Processes(folder, engine, application.spec.names) as processes:
             for task in tasks_of(application, processes, started_at):
                 processes.start(task)

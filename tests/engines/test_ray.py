@@ -60,7 +60,8 @@ def nodes(cluster, tmp_path):
 
 
 @pytest.mark.parametrize("law", ENGINE_LAWS, ids=lambda law: law.__name__)
-def test_nodes_of_ray_keep_the_law(law, nodes):
+def test_nodes_of_ray_keep_the_law(law, nodes, monkeypatch):
+    monkeypatch.setattr("shoal.testing.engines.CLOSES_S", 5.0)  # connections of Ray to its actors
     law(nodes)
 
 

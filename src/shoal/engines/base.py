@@ -175,9 +175,12 @@ class Engine(ABC):
     Attributes:
         reports_ends: whether the scheduler is told of a process's end; False for hosts that stand
             for machines, which are lost with all that could tell it.
+        replaces_hosts: whether processes that end with their host can be started again, on another
+            that takes its place; they are not reported as lost with it.
     """
 
     reports_ends: ClassVar[bool] = True
+    replaces_hosts: ClassVar[bool] = False
 
     @abstractmethod
     def reserve(self, folder: RunFolder, names: Sequence[str] = ()) -> Reservation:

@@ -49,6 +49,8 @@ class RayEngine(Engine):
         room: what each process needs.
     """
 
+    replaces_hosts = True
+
     def __init__(self, room: Room) -> None:
         self._room = room
 

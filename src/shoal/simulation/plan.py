@@ -52,7 +52,6 @@ REPLICATION = ReplicationOptions(
     resend_s=0.05,
     resend_max_s=0.4,
     chunk_bytes=300,
-    drain_s=0.5,
     compare_s=0.2,
     compare_bytes=200,
 )

@@ -48,7 +48,7 @@ EXAMPLES: list[Message] = [
     membership.HeartbeatSeen(("worker-3",)),
     membership.Busy("server-0", "snapshot (shard.py:210)"),
     membership.ProcessHeartbeat("server-0", 7, 1 << 40, "snapshot (shard.py:210)", True),
-    membership.Drain((2, 6)),
+    membership.Drain((2, 6), 2.0),
     membership.Drained((2, 6)),
     membership.Freeze((2, 6), (2, 5)),
     membership.Frozen(

@@ -15,7 +15,7 @@ REFUSED = ViewRefused((1, 2), (1, 1))
 @pytest.mark.parametrize(
     ("message", "sender", "role", "of"),
     [
-        (Drain((1, 2)), "w", "worker", "scheduler"),
+        (Drain((1, 2), 2.0), "w", "worker", "scheduler"),
         (REFUSED, "w", "worker", "server"),
         (REFUSED, SCHEDULER, None, "server"),
         (Nudge("x"), "w", "worker", "server"),
@@ -28,7 +28,7 @@ def test_a_message_of_another_role_is_refused(message, sender, role, of):
 @pytest.mark.parametrize(
     ("message", "sender", "role"),
     [
-        (Drain((1, 2)), SCHEDULER, None),
+        (Drain((1, 2), 2.0), SCHEDULER, None),
         (REFUSED, "s", "server"),
         (REFUSED, "new", None),  # perhaps of a view that is not here yet
         (Computing(1), "w", "worker"),

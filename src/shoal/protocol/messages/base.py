@@ -10,7 +10,7 @@ from msgspec import Meta
 from shoal.protocol.limits import PARTS_MAX, SLOTS_MAX, Number
 from shoal.protocol.views import NodeId, Role
 
-PROTOCOL_VERSION = 17
+PROTOCOL_VERSION = 18
 SCHEDULER: NodeId = "scheduler"
 SAME = -2
 PARTS_SHOWN = 10  # parts of a request that a text names

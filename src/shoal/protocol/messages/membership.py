@@ -125,11 +125,16 @@ class Busy(Message, frozen=True):
 
 
 class Drain(Message, frozen=True):
-    """View `view` is prepared: admit no requests, and report when all replicas have everything."""
+    """View `view` is prepared: admit no requests, and report when all replicas have everything.
+
+    Attributes:
+        seconds: the time after which requests are admitted again if no view has come.
+    """
 
     senders = ("scheduler",)
 
     view: ViewId
+    seconds: Seconds
 
 
 class Drained(Message, frozen=True):

@@ -31,8 +31,8 @@ class SchedulerOptions(msgspec.Struct, frozen=True):
         same_host: whether all members are on this host, where a broken connection proves a death.
         resend_s: the time between repetitions of an unanswered Freeze or End.
         drain_s: the time for servers to drain before a view that moves rows; if it is too short, a
-            view without moves is made, and the move is tried again after `pause_s`, or sooner if
-            only late requests had prevented it.
+            view without moves is made, and the move is tried again after `pause_s` with twice the
+            time, up to `DRAIN_MOST` times, or sooner if only late requests had prevented it.
         linger_s: the time at the end for members to confirm it.
         elastic: whether workers may join and leave during the run.
         on_worker_loss: the reaction to the loss of a worker of the first group: "stop": the run

@@ -19,7 +19,7 @@ class Proposal:
         reason: the reason for it, other than changes of membership.
         known: the current view when it was begun.
         since: the time when it was begun.
-        drains: whether servers are drained first.
+        drain_s: the time for servers to drain first; 0 if they need not.
         draining: whether they are still draining.
     """
 
@@ -28,7 +28,7 @@ class Proposal:
         number: ViewId,
         reason: str,
         known: ViewId,
-        drain: bool,
+        drain_s: float,
         resend_s: float,
         now: float,
     ) -> None:
@@ -36,9 +36,9 @@ class Proposal:
         self.reason = reason
         self.known = known
         self.since = now
-        self.drains = drain
+        self.drain_s = drain_s
         self.again_at = -inf
-        self.draining = drain
+        self.draining = drain_s > 0
         self._resend_s = resend_s
         self._drained: set[NodeId] = set()
         self._promises: dict[NodeId, Frozen] = {}
@@ -51,7 +51,10 @@ class Proposal:
     def remind(self, servers: Iterable[NodeId], out: Effects) -> None:
         """Ask these servers, unless they have answered: an earlier question may be lost."""
         answered: Collection[NodeId] = self._drained if self.draining else self._promises
-        question = Drain(self.number) if self.draining else Freeze(self.number, self.known)
+        if self.draining:
+            question: Drain | Freeze = Drain(self.number, self.drain_s)
+        else:
+            question = Freeze(self.number, self.known)
         out.extend(Send(node, question) for node in sorted(servers) if node not in answered)
 
     def take(self, server: NodeId, promise: Drained | Frozen) -> bool:

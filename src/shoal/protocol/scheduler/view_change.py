@@ -55,6 +55,7 @@ from shoal.tables.spec import TableSpec
 
 CUT_OFF = "no member is heard of: is the scheduler's host cut off?"  # a reason to wait
 SOON_S = 0.5  # pause after a view that could not migrate, although no server was too slow
+DRAIN_MOST = 4.0  # the longest time to drain, in `drain_s`: meanwhile all requests wait
 
 
 class ViewChange:
@@ -103,6 +104,7 @@ class ViewChange:
         self._offered_at = 0.0
         self._over = False
         self._still_until = inf  # no shard migrates before, because a migration failed
+        self._drain_s = options.drain_s  # of the next migration
         self._crowded: list[str] = []
         self._checkpoints = CheckpointPlan(options.checkpoint_every_s, options.start_clock)
 
@@ -123,7 +125,7 @@ class ViewChange:
         if self._checkpoints.is_due(now, bool(self._members.at_work(""))):
             self.propose("a checkpoint is due", now, out)
         if self._proposal is not None and now >= self._proposal.again_at:
-            if self._proposal.draining and now >= self._proposal.since + self._options.drain_s:
+            if self._proposal.draining and now >= self._proposal.since + self._proposal.drain_s:
                 self.hurry(now, out)
             else:
                 self._proposal.ask(self._members.servers(), now, out)
@@ -190,7 +192,7 @@ class ViewChange:
         proposal = self._proposal
         if proposal is not None and number == proposal.number:
             self._proposal = None
-            self.propose(proposal.reason or "a view was refused", now, out, proposal.drains)
+            self.propose(proposal.reason or "a view was refused", now, out, proposal.drain_s)
         elif number in {each.id for each in (self.offered, self.view) if each is not None}:
             self.propose("a view was refused", now, out)
 
@@ -290,7 +292,7 @@ class ViewChange:
         new = [repr(spec.name) for spec in planned.tables[len(view.tables) :]]
         may_move = self._still_until == inf and self._openings.complete(view.tables)
         if may_move and (moves or self.migration.gone(planned)):
-            self.propose("rows move", now, out, drain=True)
+            self.propose("rows move", now, out, self._drain_s)
         elif new:
             self.propose(f"table {some_of(new)} was declared", now, out)
 
@@ -298,7 +300,7 @@ class ViewChange:
         members = self._members
         return decide_view(members.by_id, self.view, self._options, members.finished)
 
-    def propose(self, reason: str, now: float, out: Effects, drain: bool = False) -> None:
+    def propose(self, reason: str, now: float, out: Effects, drain_s: float = 0.0) -> None:
         """Begin a view change; one that is under way includes further changes.
 
         So members that repeat their requests cannot delay a view forever.
@@ -307,7 +309,7 @@ class ViewChange:
             self._number += 1
             self._persist(out, True)  # a full disk must not keep servers waiting for their view
             number, known = (self.term, self._number), self.view.id if self.view else NO_VIEW
-            self._proposal = Proposal(number, reason, known, drain, self._options.resend_s, now)
+            self._proposal = Proposal(number, reason, known, drain_s, self._options.resend_s, now)
         self._conclude(now, out)
 
     def _conclude(self, now: float, out: Effects) -> None:
@@ -330,15 +332,27 @@ class ViewChange:
         before = self.view.servers if self.view is not None else ()
         drained = all(promise.drained for promise in promises)
         drained = drained and all(member.id in self._members.by_id for member in before)
-        if proposal.drains and not drained:
-            waited = now - proposal.since >= self._options.drain_s
-            soon = min(self._options.pause_s, SOON_S)
-            self._still_until = now + (self._options.pause_s if waited else soon)
+        if proposal.drain_s:
+            self._plan_drain(proposal, drained, now)
         view = self._next(proposal.number, drained, promises, reason, self._openings.opened)
         here = zip(map(self._members.by_id.get, servers), promises, strict=True)
         promised = [(member, promise) for member, promise in here if member is not None]
         self._offer(self._checkpoints.mark(view, promised, now, out), now, out)
         self.consider(now, out)
+
+    def _plan_drain(self, proposal: Proposal, drained: bool, now: float) -> None:
+        """Decide when rows may move next, and how long servers may take to drain for it.
+
+        Links may be too slow for the usual time, again and again: rows would never get back to
+        all their replicas.
+        """
+        if drained:
+            self._drain_s = self._options.drain_s
+        elif now - proposal.since >= proposal.drain_s:
+            self._still_until = now + self._options.pause_s
+            self._drain_s = min(2 * proposal.drain_s, DRAIN_MOST * self._options.drain_s)
+        else:
+            self._still_until = now + min(self._options.pause_s, SOON_S)
 
     def _catch_up(self, promises: Sequence[Frozen], now: float, out: Effects) -> None:
         """Make the newest adopted view the current one, and drop an offered view.

@@ -41,20 +41,20 @@ def draining():
 def test_a_server_lets_requests_in_again_however_often_it_is_asked(draining):
     """... for that view; for the next one it tries again."""
     for now in range(10):
-        draining.begin(Drain((1, 2)), now / 4, [])
+        draining.begin(Drain((1, 2), 2.0), now / 4, [])
         draining.tick(now / 4)
     assert not draining._admission.draining
-    draining.begin(Drain((1, 3)), 9.0, [])
+    draining.begin(Drain((1, 3), 2.0), 9.0, [])
     assert draining._admission.draining
 
 
 def test_one_that_comes_before_the_view_that_it_follows_is_left_aside(draining):
     """It once had what waits told to servers of the view before, which was lost with that."""
     draining._admission.promise((1, 2))
-    draining.begin(Drain((1, 3)), 0.0, [])
+    draining.begin(Drain((1, 3), 2.0), 0.0, [])
     assert not draining._admission.draining
     draining._admission.adopt(View(1, 2, (), ()))
-    draining.begin(Drain((1, 3)), 0.1, [])  # it is said again
+    draining.begin(Drain((1, 3), 2.0), 0.1, [])  # it is said again
     assert draining._admission.draining
 
 
@@ -122,3 +122,22 @@ def test_where_a_server_cannot_a_view_without_moves_is_made_and_later_it_is_trie
     assert rig.at(8.0) == set()
     assert rig.machine.deadline() == 14.0
     assert rig.at(14.0) == {Drain}
+
+
+def test_each_drain_that_was_too_short_gives_the_next_one_twice_the_time_up_to_a_bound(rig):
+    """On links too slow for the usual time rows never got back to all their replicas."""
+    now, asked = 0.0, [rig.sent(Drain)[0].seconds]
+    for _ in range(3):
+        now += asked[-1]
+        assert rig.at(now - 0.25) == {Drain}
+        assert rig.at(now) == {Freeze}
+        rig.frozen("server-0", "server-1")
+        rig.open()
+        now += 10.0
+        rig.at(now)
+        asked.append(rig.sent(Drain)[0].seconds)
+    assert asked == [2.0, 4.0, 8.0, 8.0]
+    for name in ("server-0", "server-1"):
+        rig.receive(name, Drained(rig.machine._views._proposal.number))
+    rig.frozen("server-0", "server-1", drained=True)
+    assert rig.machine._views._drain_s == 2.0

@@ -319,7 +319,7 @@ class Course:
                 log.apply(self.seqs[rank], [AppliedPart(Part(0, 0, 4), replica, replica.version)])
 
     def drain(self):
-        self.both(Received(SCHEDULER, Drain((1, self.number + 1))))
+        self.both(Received(SCHEDULER, Drain((1, self.number + 1), 2.0)))
 
     def freeze(self):
         self.both(Received(SCHEDULER, Freeze((1, self.number + 1))))

@@ -132,7 +132,7 @@ def test_a_worker_that_dies_weighs_in_no_round_that_it_had_not_finished(rigs):
 def drain(chain):
     """Have heads tell the next servers what waits for rounds."""
     for member in chain.view.servers:
-        chain.receive(member.rank, SCHEDULER, Drain((1, chain.view.number + 1)))
+        chain.receive(member.rank, SCHEDULER, Drain((1, chain.view.number + 1), 2.0))
     chain.deliver()
 
 

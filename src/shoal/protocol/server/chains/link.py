@@ -30,7 +30,6 @@ class ReplicationOptions(msgspec.Struct, frozen=True):
     resend_max_s:       the longest such time
     chunk_bytes:        the size of a chunk for a syncing replica; requests wait behind one chunk
     state_bytes_per_s:  the rate of these chunks, for each shard
-    drain_s:            the time limit of a drain
     compare_s:          the time between two comparisons of the scrubber
     compare_bytes:      the size of the rows in one comparison
     """
@@ -40,7 +39,6 @@ class ReplicationOptions(msgspec.Struct, frozen=True):
     resend_max_s: float = 4.0
     chunk_bytes: int = 1 << 20
     state_bytes_per_s: float = 256e6
-    drain_s: float = 2.0
     compare_s: float = 5.0
     compare_bytes: int = 1 << 20
 

@@ -34,7 +34,7 @@ class Drainer:
             return  # if frozen, an earlier view is still to come; the scheduler asks again
         if not self._admission.draining:
             self._admission.drain(True)
-            self.until = now + self._chains.options.drain_s
+            self.until = now + message.seconds
             self._takeover.flush(out)
         self._asked = message
 

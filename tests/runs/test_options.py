@@ -39,11 +39,16 @@ def test_every_option_of_a_script_has_words_that_give_it():
 
 
 def test_processes_get_the_options_of_all_runs_by_name():
-    run = WordsSpec(threads=3, memory="2GiB", checkpoint_every=7, sync_timeout_s=2.5, out="here")
+    asked = {"memory": "2GiB", "checkpoint_every": 7, "drop_messages": "10"}
+    run = WordsSpec(threads=3, sync_timeout_s=2.5, out="here", **asked)
     assert run.shared_with(ServerRole) == {
-        "memory": "2GiB",
-        "checkpoint_every": 7,
+        **asked,
         "keep_checkpoints": KEPT,
     }  # neither the threads of word2vec's workers, nor the folder of runs
     shared = run.shared_with(ClientOptions)
-    assert shared == {"sync_timeout_s": 2.5, "on_timeout": "ask", "collective": "ring"}
+    assert shared == {
+        "sync_timeout_s": 2.5,
+        "on_timeout": "ask",
+        "collective": "ring",
+        "drop_messages": "10",
+    }

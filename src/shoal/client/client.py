@@ -20,6 +20,7 @@ from shoal.collective.base import AllReduce
 from shoal.collective.figures import WorkerFigures
 from shoal.errors import RequestTimeout, ShoalError
 from shoal.node.driver import Driver
+from shoal.node.dropping import drops_of
 from shoal.node.future import Future
 from shoal.node.launch import host_label, launch_id
 from shoal.protocol.machine import Note, Outcome
@@ -40,6 +41,7 @@ from shoal.protocol.worker.peers.peers import Peers
 from shoal.tables.opening import checked
 from shoal.tables.spec import TableSpec
 from shoal.transport import Identity, transport_for
+from shoal.transport.tcp import await_name, seen_from
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +98,7 @@ class Client(Operations, WorkerFigures):
         self._check = check
         options = options or ClientOptions()
         transport_for(address)  # a malformed one is refused at once
+        left_s = options.init_timeout_s - await_name(address, options.init_timeout_s)
         name = f"w-{os.getpid()}-{os.urandom(4).hex()}"
         session = Session(
             name,
@@ -103,23 +106,31 @@ class Client(Operations, WorkerFigures):
             host=host_label(),
             rank=options.rank,
             options=SessionOptions(
-                join_timeout_s=options.init_timeout_s,
+                join_timeout_s=left_s,
                 group=options.group,
                 group_size=options.group_size,
                 namespace=options.prefix,
             ),
             launch=launch_id(),
         )
-        limits = WorkerOptions(options.sync_timeout_s, options.on_timeout)
+        limits = WorkerOptions(
+            options.sync_timeout_s,
+            options.on_timeout,
+            probe_s=options.probe_s,
+            probe_max_s=max(options.probe_s, WorkerOptions().probe_max_s),
+        )
         peers = Peers(session, limits)
         self._machine = machine = WorkerMachine(session, limits, peers)
         me = Identity(name, "worker", token=options.token, tls=options.tls)
-        super().__init__(Driver(machine, me, address), options)
+        drops = drops_of(
+            options.drop_messages, f"worker-{options.rank}" if options.rank >= 0 else name
+        )
+        super().__init__(Driver(machine, me, address, drops), options)
         self._tickets: dict[int, Future] = {}  # begun by a program; a later one may wait for them
         self.idle_s = 0.0
         self.blocking = Blocking(self._run, self._exchanges, self._sum_up)
-        self._listen(address, name)
         try:
+            self._listen(options.listen, address, name)
             self._join()
             if options.collective == "mpi":
                 workers = self.world_size
@@ -143,11 +154,14 @@ class Client(Operations, WorkerFigures):
     def _sum_up(self, tensor: Tensor, mean: bool) -> None:
         self._sums.sum(self._sums.prepare(tensor, mean))
 
-    def _listen(self, scheduler: str, name: str) -> None:
+    def _listen(self, chosen: str, scheduler: str, name: str) -> None:
         """Listen at an address where other workers reach this one, and announce it."""
         try:
-            bound = self._driver.node.listen(transport_for(scheduler).beside(scheduler, name))
+            address = chosen or transport_for(scheduler).beside(scheduler, name)
+            bound = seen_from(scheduler, self._driver.node.listen(address))
         except (ShoalError, OSError) as error:
+            if chosen:
+                raise
             log.info("this worker cannot listen, so its allreduces will fail: %s", error)
             return
         self._driver.machine.session.announce(bound)

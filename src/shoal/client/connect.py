@@ -20,8 +20,8 @@ def connect(address: str, **options: Any) -> Client:
         address: the scheduler's address, unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT;
             or the folder of a run on this machine.
         options: the fields of `ClientOptions`: token, tls, init_timeout_s, sync_timeout_s,
-            on_timeout, collective, rank, debug, abort_on_error; group, group_size and namespace to
-            attach to another group's run.
+            on_timeout, collective, rank, listen, probe_s, drop_messages, debug, abort_on_error;
+            group, group_size and namespace to attach to another group's run.
 
     Returns:
         The connected client. Use it in a `with` block, or close it.

@@ -10,6 +10,7 @@ import msgspec
 from shoal.collective.base import Collective
 from shoal.errors import InvalidValue
 from shoal.keys import KeyRange
+from shoal.node.dropping import drops_of
 from shoal.node.future import Future
 from shoal.protocol.views import valid_group
 from shoal.protocol.worker.options import OnTimeout
@@ -51,6 +52,11 @@ class ClientOptions(msgspec.Struct, frozen=True):
             "ring" is Shoal's own ring allreduce; "mpi" is the allreduce of MPI, which needs mpi4py
             and workers that are the ranks of MPI.
         rank: the rank to ask for, -1 for any.
+        listen: the address to listen at for other workers, such as tcp://HOST:0; the interface that
+            leads to the scheduler, and any free port, if empty.
+        probe_s: the seconds until an unanswered request is asked about; doubles with each time.
+        drop_messages: the percentage of messages that this worker does not send, as PERCENT or
+            PERCENT:SEED, for tests of what is lost.
         debug: whether writes to borrowed buffers are detected (one checksum per push).
         abort_on_error: whether an error in the `with` block of the client, or in the script of
             `shoal run`, ends this worker's group. False: this worker is lost, and the others go on.
@@ -64,8 +70,8 @@ class ClientOptions(msgspec.Struct, frozen=True):
             tables.
 
     Raises:
-        InvalidValue: `group` or `namespace` is no valid name, `group_size` is below 1, or
-            `on_timeout` or `collective` has none of its values.
+        InvalidValue: `group` or `namespace` is no valid name, `group_size` is below 1, `probe_s` is
+            not above 0, or `on_timeout`, `collective` or `drop_messages` has none of its values.
 
     Example:
         >>> ClientOptions(group="eval").prefix
@@ -82,6 +88,9 @@ class ClientOptions(msgspec.Struct, frozen=True):
     on_timeout: OnTimeout = "ask"
     collective: Collective = "ring"
     rank: int = -1
+    listen: str = ""
+    probe_s: float = 0.5
+    drop_messages: str = ""
     debug: bool = False
     abort_on_error: bool = True
     group: str = ""
@@ -101,6 +110,9 @@ class ClientOptions(msgspec.Struct, frozen=True):
                 raise InvalidValue(f"{name} is one of {known}, not {getattr(self, name)!r}")
         if self.group_size < 1:
             raise InvalidValue(f"group_size is at least 1, not {self.group_size}")
+        if not self.probe_s > 0:
+            raise InvalidValue(f"probe_s is above 0, not {self.probe_s}")
+        drops_of(self.drop_messages)
 
     @property
     def prefix(self) -> str:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
+from shoal.client.places import scheduler_at
+from shoal.engines.options import WorkerRole
 from shoal.errors import InvalidValue
 from shoal.transport import transport_for
 from shoal.transport.credentials import default_folder
@@ -30,6 +32,13 @@ def own_address(scheduler: str, interface: str = "") -> str:
     if interface:
         return tcp_address(_address_of(interface), 0, scheme_of(scheduler))
     return transport_for(scheduler).beside(scheduler, "")
+
+
+def worker_address(role: WorkerRole) -> str:
+    """Return the address at which a worker listens; empty for the one that its client chooses."""
+    if not role.interface:
+        return role.listen
+    return own_address(scheduler_at(role.scheduler), role.interface)
 
 
 def reachable(others: Sequence[str], interface: str = "") -> str:

@@ -27,6 +27,7 @@ def start_cluster(
     script: Sequence[str] = (),
     out: str = "",
     memory: str = "",
+    drop_messages: str = "",
     starts: Callable[[Task], None] | None = None,
     **policy: Any,
 ) -> str:
@@ -38,6 +39,7 @@ def start_cluster(
              know
     out:     the folder for the run's folder with checkpoints
     memory:  the memory of each server for its tables
+    drop_messages:  what each process does not send, as the option
     starts:  the function that starts a task; `processes.start`, if not given
     policy:  further fields of `SchedulerRole`
     """
@@ -50,12 +52,14 @@ def start_cluster(
         servers=servers,
         workers=workers,
         token=token,
+        drop_messages=drop_messages,
         **policy,
     )
     server = ServerRole(
         listen=server_listen,
         token=token,
         memory=memory,
+        drop_messages=drop_messages,
         imports=tuple(imports),
         script=tuple(script),
         out=out,

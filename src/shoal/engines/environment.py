@@ -14,6 +14,15 @@ from shoal.engines.pairs import values_of, words_of
 from shoal.errors import InvalidValue
 from shoal.protocol.worker.options import OnTimeout
 
+OF_CLIENTS = (  # fields of `ClientOptions`, too
+    "init_timeout_s",
+    "sync_timeout_s",
+    "on_timeout",
+    "collective",
+    "listen",
+    "probe_s",
+    "drop_messages",
+)
 OF_OPTIMIZERS = ("strategy", "set", "staleness", "optimizer_options")  # options of commands, too
 
 
@@ -39,7 +48,8 @@ class ScriptEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         rank, world_size: the rank to ask for, and the number of workers, lost ones included.
         servers: the number of servers to start where there is no cluster.
         launcher, rendezvous: what has started this process as a rank, and where ranks meet.
-        init_timeout_s, sync_timeout_s, on_timeout, collective: as in `ClientOptions`.
+        init_timeout_s, sync_timeout_s, on_timeout, collective, listen, probe_s, drop_messages: as
+            in `ClientOptions`.
         on_worker_loss: "stop" if an error of the script ends the run.
         strategy, set, staleness, optimizer_options: the defaults of `shoal.Optimizer`.
         resumed: the checkpoint that the run continues from.
@@ -62,6 +72,9 @@ class ScriptEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     sync_timeout_s: float = 10.0
     on_timeout: OnTimeout = "ask"
     collective: Collective = "ring"
+    listen: str = ""
+    probe_s: float = 0.5
+    drop_messages: str = ""
     on_worker_loss: str = "stop"
     strategy: str = ""
     set: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from shoal.client.options import ClientOptions
 from shoal.client.places import scheduler_at, token_at
 from shoal.collective.base import Collective
 from shoal.engines.cluster import cluster_here
-from shoal.engines.environment import ScriptEnvironment
+from shoal.engines.environment import OF_CLIENTS, ScriptEnvironment
 from shoal.engines.launchers.meeting import join_cluster
 from shoal.engines.launchers.world import world_of
 from shoal.engines.processes import Processes
@@ -42,6 +42,8 @@ def init(
     collective: Collective | None = None,
     init_timeout_s: float | None = None,
     rank: int | None = None,
+    listen: str | None = None,
+    drop_messages: str | None = None,
     imports: Sequence[str] = (),
     group: str = "",
     group_size: int = 1,
@@ -71,6 +73,10 @@ def init(
         init_timeout_s: the seconds to wait until the cluster is complete. None for
             SHOAL_INIT_TIMEOUT_S, which `shoal run` sets to no limit, or 60.
         rank: the rank to ask for. None for SHOAL_RANK or any.
+        listen: the address to listen at for other workers, as in `ClientOptions`. None for
+            SHOAL_LISTEN, or the interface that leads to the scheduler.
+        drop_messages: the percentage of messages that are not sent, as in `ClientOptions`. None for
+            SHOAL_DROP_MESSAGES, which `shoal run` sets.
         imports: the modules or files that define access methods or handlers; this process and the
             servers started here import them. The script itself needs no entry: a server imports it,
             without the code under `if __name__ == "__main__":`.
@@ -110,6 +116,8 @@ def init(
         sync_timeout_s=sync_timeout_s,
         on_timeout=on_timeout,
         collective=collective,
+        listen=listen,
+        drop_messages=drop_messages,
     )
     address = scheduler or told.scheduler
     secret = token or told.token or token_at(address)
@@ -129,13 +137,10 @@ def init(
         token=secret,
         rank=wish,
         abort_on_error=told.on_worker_loss == "stop",
-        init_timeout_s=told.init_timeout_s,
-        sync_timeout_s=told.sync_timeout_s,
-        on_timeout=told.on_timeout,
-        collective=told.collective,
         group=group,
         group_size=group_size,
         namespace=namespace,
+        **{name: getattr(told, name) for name in OF_CLIENTS},
     )
     keep_memory()
     try:
@@ -176,10 +181,11 @@ def _start_cluster(
     """
     world = world_of(env, told.launcher or "auto")
     if world is not None:
-        how = told.rendezvous, told.init_timeout_s
+        how = told.rendezvous, told.init_timeout_s, told.drop_messages
         address, token, processes = join_cluster(world, env, told.servers, *how, **code)
         return address, token, processes, world.rank
-    alone = cluster_here(servers=told.servers, workers=1, token=token, **code)
+    drops = told.drop_messages
+    alone = cluster_here(told.servers, 1, token=token, drop_messages=drops, **code)
     return alone.scheduler, token, alone, told.rank
 
 

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from shoal.engines.pairs import words_of
 from shoal.errors import InvalidValue
+from shoal.node.dropping import drops_of
 from shoal.protocol.scheduler.leases.ledger import LedgerRecord
 from shoal.tables.sizes import bytes_of
 from shoal.tables.spec import Options
@@ -61,7 +62,9 @@ KeepCheckpoints = Annotated[int, option("Checkpoints", "number of checkpoints to
 Resume = Annotated[str, option("Checkpoints", "folder of the run to continue, from a checkpoint")]
 ResumeAt = Annotated[int, option("Checkpoints", "clock of the checkpoint to continue from; the last complete one if not given", ge=-1)]
 Scheduler = Annotated[str, option("Network", "address of the scheduler: tcp://HOST:PORT, tls://HOST:PORT or unix:///PATH")]
+Interface = Annotated[str, option("Network", "network interface to listen on")]
 Rank = Annotated[int, option("Network", "rank to ask for; any free one if not given", ge=-1)]
+DropMessages = Annotated[str, option("Faults", "percentage of messages that each process does not send, as if the network had lost them: 10, or 10:SEED for other draws", env="SHOAL_DROP_MESSAGES")]
 InitTimeoutS = Annotated[float, option("Network", "seconds to wait until the cluster is complete", gt=0)]
 
 
@@ -91,6 +94,7 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     resume: Resume = ""
     resume_at: ResumeAt = -1
     join_timeout_s: Annotated[float, option("Network", "seconds to wait until the cluster is complete", gt=0)] = 120.0
+    drop_messages: DropMessages = ""
     token: Token = ""
     folder: str = ""
     started_at: float = 0.0
@@ -99,6 +103,9 @@ class SchedulerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     fragment_rows: dict[str, int] = {}
     ledger: LedgerRecord | None = None
     start_clock: int = 0
+
+    def __post_init__(self) -> None:
+        drops_of(self.drop_messages)
 
 
 class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -111,13 +118,15 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     started_at:   the time at which the run began
     save:         whether the folder has the server's shards when the run has ended in order
     init:         the folder of the shards that tables begin with, after `start_clock` clocks
+    rows:         the folder into which the files there come whole when this server asks its host
+                  for them; "" if they are
     servers_here: the servers that share this host's memory for tables, where `memory` says nothing
     """
 
     scheduler: Scheduler = ""
     listen: Annotated[str, option("Network", "address to listen on; an address of this host that the scheduler can reach if not given")] = ""
     advertise: Annotated[str, option("Network", "address that others use, if it differs; port 0: the port of --listen")] = ""
-    interface: Annotated[str, option("Network", "network interface to listen on")] = ""
+    interface: Interface = ""
     rank: Rank = -1
     host_label: Annotated[str, option("Fault tolerance", "name of what fails as a whole, such as a host or a rack: replicas are placed apart; this host's name if not given")] = ""
     memory: Memory = ""
@@ -128,6 +137,7 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     resume: Resume = ""
     resume_at: ResumeAt = -1
     init_timeout_s: InitTimeoutS = 60.0
+    drop_messages: DropMessages = ""
     token: Token = ""
     folder: str = ""
     started_at: float = 0.0
@@ -135,17 +145,21 @@ class ServerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     script: tuple[str, ...] = ()
     save: bool = False
     init: str = ""
+    rows: str = ""
     start_clock: int = 0
     servers_here: int = 1
 
     def __post_init__(self) -> None:
         check_memory(self.memory)
+        drops_of(self.drop_messages)
 
 
 class WorkerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of a worker's process that is started by hand."""
 
     scheduler: Annotated[str, option("Network", "address of the scheduler, or the folder of a run on this machine")] = ""
+    listen: Annotated[str, option("Network", "address to listen on for other workers; an address of this host that the scheduler can reach if not given", env="SHOAL_LISTEN")] = ""
+    interface: Interface = ""
     rank: Rank = -1
     group: Annotated[str, option("Worker group", "name of a worker group to join or begin, beside the one that the run was started for")] = ""
     group_size: Annotated[int, option("Worker group", "workers that make the group complete", ge=1)] = 1
@@ -159,6 +173,12 @@ class WorkerRole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     staleness: Staleness = 0
     optimizer_options: Hyperparameters = {}
     on_worker_loss: Annotated[Literal["stop", "drop"], option("Fault tolerance", "when this worker fails: stop the run; or have the others go on without it")] = "stop"
+    drop_messages: DropMessages = ""
+
+    def __post_init__(self) -> None:
+        drops_of(self.drop_messages)
+        if self.listen and self.interface:
+            raise InvalidValue("--listen and --interface both say where to listen: give one of them")
 # fmt: on
 
 

@@ -19,6 +19,7 @@ from time import monotonic
 from weakref import WeakSet
 
 from shoal.errors import RequestTimeout, ShoalError, UsageError, WaitsForever
+from shoal.node.dropping import Drops
 from shoal.node.future import Finish, Future, call_back
 from shoal.node.node import Node
 from shoal.protocol.machine import Asked, Outcome
@@ -34,9 +35,11 @@ PUMP_AFTER_S = 0.0005  # the pump leaves a new request to its caller for this lo
 class Driver:
     """A worker's machine, the node that it runs in, and the threads that may drive it."""
 
-    def __init__(self, machine: WorkerMachine, me: Identity, scheduler: str) -> None:
+    def __init__(
+        self, machine: WorkerMachine, me: Identity, scheduler: str, drops: Drops | None = None
+    ) -> None:
         self.machine = machine
-        self.node = Node(machine, me, scheduler=scheduler, resolve=self._resolved)
+        self.node = Node(machine, me, scheduler=scheduler, resolve=self._resolved, drops=drops)
         self.due: deque[tuple[Callable[[Future], None], Future]] = deque()  # callbacks to run
         self._futures: dict[int, Future] = {}
         self._ids = count(1)

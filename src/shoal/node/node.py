@@ -8,6 +8,7 @@ heartbeats of a member's process (`node.heartbeat`). A server or scheduler proce
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 from collections import Counter, deque
@@ -24,6 +25,7 @@ from shoal.errors import (
 )
 from shoal.node.dialer import Dialer
 from shoal.node.disk import Disk
+from shoal.node.dropping import Drops
 from shoal.node.heartbeat import HeartbeatThread, LoopProgress
 from shoal.node.offloader import Offloader
 from shoal.node.paths import Paths
@@ -59,6 +61,10 @@ from shoal.protocol.messages.handshake import Malformed
 from shoal.protocol.views import NodeId
 from shoal.transport import Connection, Identity, Listener, transport_for
 
+messages_log, connections_log = map(logging.getLogger, ("shoal.messages", "shoal.connections"))
+messages_log.setLevel(logging.INFO)  # DEBUG is asked for by name: there is a line a message
+connections_log.setLevel(logging.INFO)
+
 LOOK_S = 0.25  # between looks at connections that may be stalled, slow or of strangers
 
 
@@ -73,6 +79,7 @@ class Node:
         resolve: the function that receives the answers to `Asked`.
         on_note: the function that receives the machine's notes (event log, counters).
         on_save: the function that receives rows for checkpoints.
+        drops: the draws of the messages that are not sent.
     """
 
     def __init__(
@@ -84,6 +91,7 @@ class Node:
         resolve: Callable[[int, Outcome], None] = lambda request_id, outcome: None,
         on_note: Callable[[Note], None] = lambda note: None,
         on_save: Callable[[Save], None] = lambda save: None,
+        drops: Drops | None = None,
     ) -> None:
         self.machine = machine
         self.me = me
@@ -96,6 +104,8 @@ class Node:
         self._resolve = resolve
         self.on_note = on_note
         self._on_save = on_save
+        self._drops = drops
+        self._tells = messages_log.isEnabledFor(logging.DEBUG)
         self._poller = Poller()
         self._listener: Listener | None = None
         self._connections: dict[int, Connection] = {}
@@ -275,6 +285,7 @@ class Node:
             return
         old = self._peers.get(connection.peer)
         self._peers[connection.peer] = connection
+        connections_log.debug("connected to %s at %s", connection.peer, connection.origin)
         if old is not None and old is not connection:
             self._drop(old)
             self.handle(PeerLost(connection.peer, closed=False))
@@ -288,6 +299,7 @@ class Node:
         self._poller.unregister(fileno)
         connection.close()
         if self._peers.get(connection.peer) is connection:
+            connections_log.debug("the connection to %s has ended", connection.peer)
             del self._peers[connection.peer]
             self.handle(PeerLost(connection.peer, closed=not connection.timed_out))
 
@@ -379,6 +391,8 @@ class Node:
             raise peer_fault(message, 0, error) from error
         if problem:
             raise BadContent(f"{type(message).__name__}: {problem}")
+        if self._tells:
+            messages_log.debug("from %s: %s", sender, message.describe())
         self.perform(self.machine.handle(received, monotonic()))
 
     def _malformed(self, sender: NodeId, error: Exception) -> None:
@@ -434,11 +448,15 @@ class Node:
             self._send(effect)
 
     def _send(self, effect: Send) -> None:
+        if self._tells:
+            messages_log.debug("to %s: %s", effect.to, effect.message.describe())
+        if self._drops is not None and self._drops.next():
+            return  # the protocol repeats the message
         connection = self._peers.get(effect.to)
         if connection is None:
             address = self._address_of(effect.to)
             if not address or not self._dialer.send(effect, address, monotonic()):
-                self.counters["unreachable"] += 1  # the protocol repeats the message
+                self.counters["unreachable"] += 1  # as above
             return
         self._send_on(connection, effect)
 

@@ -12,6 +12,7 @@ from shoal.engines.options import (
     KEPT,
     CheckpointEvery,
     CheckpointEveryS,
+    DropMessages,
     KeepCheckpoints,
     Memory,
     Replicas,
@@ -24,6 +25,7 @@ from shoal.engines.options import (
     option,
 )
 from shoal.errors import InvalidValue
+from shoal.node.dropping import drops_of
 from shoal.protocol.supervision.supervisor import LossPolicy, loss_policy
 from shoal.protocol.worker.options import OnTimeout
 from shoal.tables.sizes import bytes_of
@@ -47,6 +49,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     transport: Annotated[Literal["unix", "tcp", "tls"], option("Network", "sockets between the processes of this machine; tls needs --tls")] = "unix"
     sync_timeout_s: Annotated[float, option("Network", "seconds after which a waiting request is asked about, and workers that it waits for are reminded; it fails after twice as many", gt=0)] = 10.0
     collective: Annotated[Collective, option("Network", "how sums over all workers travel: on a ring of the workers; or by MPI's allreduce, where mpirun has started the workers as its ranks")] = "ring"
+    drop_messages: DropMessages = ""
     title: Annotated[str, option("Output", "first part of the name of the run's folder", max_length=100)] = ""
     out: Annotated[str, option("Output", "folder for the folders of runs")] = "shoal-runs"
     checkpoint_every: CheckpointEvery = 0
@@ -62,6 +65,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         check_replicas(self.replicas, self.servers)
         check_memory(self.memory)
+        drops_of(self.drop_messages)
         if self.resume_at >= 0 and not self.resume:
             raise InvalidValue("--resume-at chooses a checkpoint of a run: add --resume RUN")
         if self.on_timeout == "drop" and self.slow_workers != "wait":

@@ -61,6 +61,7 @@ def check_simulated(job: JobSpec, options: SimulatedTime) -> None:
         (job.on_worker_loss != "stop" or job.slow_workers != "wait", "the loss of workers"),
         (job.on_timeout != "ask", "time-outs"),
         (job.collective != "ring", "MPI"),
+        (job.drop_messages, "lost messages: `shoal simulate` has them"),
     ):
         if wrong:
             raise InvalidValue(f"simulated time goes without {what}")

@@ -34,6 +34,7 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     start_clock:  the clock of the checkpoint that the run continues from; 0 for a new run
     threads:      the threads of the worker
     init_timeout_s:  the time until the cluster has to be complete
+    listen:       the address to listen at for other workers, as in `ClientOptions`
     beside:       the ranks of the workers on this worker's host, which share its folder; () for all
     inputs:       what the application's workers need beside it
     """
@@ -48,6 +49,7 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     before: str = ""
     init_timeout_s: float = UNLIMITED_S
+    listen: str = ""
     beside: tuple[int, ...] = ()
     inputs: dict[str, Any] = {}
 
@@ -78,6 +80,7 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
             token=self.token,
             rank=self.rank,
             init_timeout_s=self.init_timeout_s,
+            listen=self.listen,
             abort_on_error=run.on_worker_loss == "stop",
             **run.shared_with(ClientOptions),
         )

@@ -12,6 +12,7 @@ import msgspec
 from shoal.apps.train.checks import check_continued, check_inputs, check_job
 from shoal.client.places import scheduler_at, token_at
 from shoal.data.places import search_path
+from shoal.engines.addresses import worker_address
 from shoal.engines.options import WorkerRole, flag_of
 from shoal.errors import InvalidValue
 from shoal.runs.job import from_mapping
@@ -20,7 +21,17 @@ from shoal.runs.resume import resumed_at
 from shoal.runs.worker import WorkerTask, threads_of
 from shoal.storage.run_folder import RunFolder
 
-OF_JOBS = ("scheduler", "rank", "token", "init_timeout_s", "resume", "resume_at")  # options
+OF_JOBS = (  # options that a worker has beside those of its job
+    "scheduler",
+    "listen",
+    "interface",
+    "rank",
+    "token",
+    "init_timeout_s",
+    "resume",
+    "resume_at",
+    "drop_messages",
+)
 
 
 def become_job_worker(
@@ -49,6 +60,8 @@ def become_job_worker(
         )
     if role.resume:
         job = msgspec.structs.replace(job, resume=role.resume, resume_at=role.resume_at)
+    if role.drop_messages:
+        job = msgspec.structs.replace(job, drop_messages=role.drop_messages)
     check_job(job)
     start_clock = resumed_at(job.resume, job.resume_at, job.keeps_states)
     job = job.resolved
@@ -68,6 +81,7 @@ def become_job_worker(
         rank=role.rank,
         before=str(Path(job.resume).resolve()) if start_clock else "",
         init_timeout_s=role.init_timeout_s,
+        listen=worker_address(role),
         inputs={"data_dirs": [str(each) for each in folders]},
     )
     from shoal.apps.train.worker import run_worker  # imports torch

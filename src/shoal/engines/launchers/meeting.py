@@ -230,12 +230,14 @@ def join_cluster(
     servers: int,
     rendezvous: str = "",
     timeout_s: float = 60.0,
+    drop_messages: str = "",
     **code: Any,
 ) -> tuple[str, str, Processes | None]:
     """Return the scheduler's address, the token, and the processes that this rank has started.
 
     servers:     the number of servers on all hosts
     rendezvous:  HOST:PORT, where launchers do not say where ranks meet
+    drop_messages:  what the scheduler and servers do not send, as the option
     code:        `imports` and `script` of `start_cluster`
 
     Raises:
@@ -247,6 +249,7 @@ def join_cluster(
         nonlocal processes
         processes = processes_here()
         reach = {"listen": ranks.listen, "server_listen": ranks.listen, "token": ranks.token}
+        reach["drop_messages"] = drop_messages
         starts = partial(ranks.start, processes)
         address = start_cluster(processes, servers, world.size, starts=starts, **reach, **code)
         return {"scheduler": address, "token": ranks.token, "tasks": ranks.tasks}

@@ -3,8 +3,8 @@
 import pytest
 from click.testing import CliRunner
 
+from shoal.apps import roles
 from shoal.cli import main
-from shoal.engines import roles
 from shoal.storage.files import FULL
 
 WORDS = ["scheduler", "--listen", "unix:///nowhere", "--workers", "1", "--servers", "1"]

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
 
 from shoal.apps.script_job import ScriptRun, check_script, check_settings, job_of
+from shoal.engines.addresses import worker_address
 from shoal.engines.base import Task
 from shoal.engines.environment import OF_OPTIMIZERS, ScriptEnvironment
 from shoal.engines.gathering import UNLIMITED_S
@@ -31,6 +32,9 @@ from shoal.runs.job_file import SCRIPT, dump_job
 from shoal.runs.resume import ledger_of, resumed_at, resumed_from, words_of_change
 from shoal.runs.worker import threads_for
 from shoal.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from shoal.client.context import Context
 
 NOT_INHERITED = ("SHOAL_ON_WORKER_LOSS", "SHOAL_RESUMED")  # by `shoal worker`, of its own caller
 SHOWN = 8  # number of names at the end of a run
@@ -202,8 +206,15 @@ def worker_main(script: str, args: list[str], threads: int = 0) -> None:
         context.close()
 
 
-def become_worker(script: str, args: list[str], role: WorkerRole) -> None:
+def become_worker(
+    script: str,
+    args: list[str],
+    role: WorkerRole,
+    joins: Callable[[Context], None] = lambda context: None,
+) -> None:
     """Join a cluster with this process, and run the script (`shoal worker`).
+
+    joins:  a function that is called between the two
 
     Raises:
         UnknownName: no such strategy, or no such setting
@@ -219,6 +230,9 @@ def become_worker(script: str, args: list[str], role: WorkerRole) -> None:
     start_clock = resumed_at(role.resume, role.resume_at)
     given = msgspec.structs.asdict(role)
     del given["resume"], given["resume_at"]
+    del given["interface"]
+    given["listen"] = worker_address(role) or None
+    given["drop_messages"] = role.drop_messages or None
     told = ScriptEnvironment(
         on_worker_loss=given.pop("on_worker_loss"),
         resumed=resumed_from(role.resume, start_clock),
@@ -226,7 +240,7 @@ def become_worker(script: str, args: list[str], role: WorkerRole) -> None:
     )
     asked = {name: text for name, text in told.variables.items() if text or name in NOT_INHERITED}
     set_variables(asked)
-    init(**given)
+    joins(init(**given))
     try:
         worker_main(str(Path(script).resolve()), args)
     except KeyboardInterrupt:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 
 from shoal.apps.script_job import ScriptRun, continued_script
 from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, plain, trusts
 from shoal.cli.ranks import is_led, ranked
+from shoal.engines.launchers.ps_lite import Part
 from shoal.engines.options import SchedulerRole, ServerRole, WorkerRole
 from shoal.runs.job_file import converted
 
@@ -28,7 +28,7 @@ _PASSES_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     context_settings=_PASSES_ON, short_help="run your own script on a cluster here", cleans=True
 )
 @options_of(ScriptRun)
-@ranked
+@ranked(plays_parts=True)
 @trusts
 @as_json
 @click.argument("script", type=_file, required=False)
@@ -37,6 +37,7 @@ def run(
     script: str | None,
     args: tuple[str, ...],
     ranks: dict[str, Any],
+    part: Part | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -55,6 +56,9 @@ def run(
     strategy, or this one: what the script says of its optimizer goes before them. Batches are the
     script's own. What the script records with `shoal.log` is drawn by `shoal report`.
 
+    With ps-lite's variables (DMLC_ROLE and others) this is one process of a cluster, the scheduler,
+    a server or a worker that runs SCRIPT. Options that none of these has are refused.
+
     --resume continues a run: with its script and its options, but for those that are given again.
 
     \b
@@ -64,6 +68,9 @@ def run(
     from shoal.apps.script import ScriptApplication, show_summary
     from shoal.runs.run import run_here
 
+    if part is not None:
+        _play(part, script, args)
+        return
     asked = plain(given(), ScriptRun)
     if "resume" in asked:
         command = [script, *args] if script else []
@@ -83,27 +90,28 @@ def run(
         show_summary(Console(stderr=True), summary)
 
 
+def _play(part: Part, script: str | None, args: tuple[str, ...]) -> None:
+    """Be this process's part in a cluster that ps-lite's variables describe."""
+    from shoal.apps.ps_lite import become
+
+    flags = {name: value for name, value in given().items() if name not in ("script", "args")}
+    asked = {**flags, **plain(flags, ScriptRun)}
+
+    if script is None:
+        raise click.UsageError("Missing argument 'SCRIPT'.")
+    for name in part.unknown:
+        click.echo(f"warning: {name} has no effect: Shoal knows no such variable", err=True)
+    become(part, script, list(args), asked, os.environ.get("SHOAL_TOKEN", ""))
+
+
 @main.command(short_help="be the scheduler of a cluster on several machines")
 @options_of(SchedulerRole, required=("workers", "servers"))
 @trusts
 def scheduler(**options: Any) -> None:
     """Be the scheduler of a cluster on several machines."""
-    from shoal.engines.roles import run_scheduler
-    from shoal.runs.resume import begun_with, resumed_at
+    from shoal.apps.roles import become_scheduler
 
-    role = converted(options, SchedulerRole)
-    if start_clock := resumed_at(role.resume, role.resume_at):
-        from shoal.storage.shard_files import SavedTables
-
-        saved = SavedTables(Path(begun_with(role.resume, start_clock)))
-        role = msgspec.structs.replace(
-            role, fragment_rows=saved.fragment_rows, start_clock=start_clock
-        )
-    if role.slow_workers == "backup":
-        raise click.UsageError(
-            "--slow-workers backup starts a worker again, which a scheduler cannot: use `shoal run`"
-        )
-    run_scheduler(**msgspec.structs.asdict(role))
+    become_scheduler(converted(options, SchedulerRole))
 
 
 @main.command(short_help="be a server of a cluster on several machines")
@@ -111,23 +119,9 @@ def scheduler(**options: Any) -> None:
 @trusts
 def server(**options: Any) -> None:
     """Be a server of a cluster on several machines."""
-    from shoal.engines.roles import run_server
-    from shoal.runs.resume import begun_with, resumed_at
+    from shoal.apps.roles import become_server
 
-    role = converted(options, ServerRole)
-    if role.checkpoint_every and not role.out:
-        raise click.UsageError("--checkpoint-every needs --out: a folder that all servers share")
-    listen = role.listen
-    if not listen and role.scheduler.startswith("unix://"):
-        listen = f"{role.scheduler.removesuffix('.sock')}-server-{os.getpid()}.sock"
-    start_clock = resumed_at(role.resume, role.resume_at)
-    role = msgspec.structs.replace(
-        role,
-        listen=listen,
-        init=begun_with(role.resume, start_clock),
-        start_clock=start_clock,
-    )
-    run_server(**msgspec.structs.asdict(role))
+    become_server(converted(options, ServerRole))
 
 
 @main.command(context_settings=_PASSES_ON, short_help="be a worker that runs your script")

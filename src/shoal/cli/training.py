@@ -24,7 +24,7 @@ from shoal.runs.trust import check_job_file
 @main.command(short_help="train a model on this machine", cleans=True)
 @click.argument("job", metavar="DATA|JOB.toml", required=False)
 @options_of(JobSpec, leave_out=("layers",))
-@ranked
+@ranked()
 @trusts
 @as_json
 @click.option("--next-steps", is_flag=True, hidden=True)
@@ -71,7 +71,7 @@ def train(
 )
 @click.argument("train", metavar="[TRAIN]", required=False, default="")
 @options_of(CtrSpec, leave_out=("train",))
-@ranked
+@ranked()
 @trusts
 @as_json
 def train_ctr(ranks: dict[str, Any], as_json: bool, **options: Any) -> None:
@@ -103,7 +103,7 @@ def train_ctr(ranks: dict[str, Any], as_json: bool, **options: Any) -> None:
 @main.command("train word2vec", short_help="train word embeddings (word2vec)", cleans=True)
 @click.argument("texts", metavar="[TEXT...]", nargs=-1)
 @options_of(WordsSpec, leave_out=("texts",))
-@ranked
+@ranked()
 @trusts
 @as_json
 def train_word2vec(

@@ -24,6 +24,7 @@ from shoal.engines.base import Task
 from shoal.engines.host_files import INPUTS
 from shoal.engines.launchers.hosts import RanksEngine, folder_here, keeping
 from shoal.engines.launchers.meeting import Meeting, Ranks, check_server
+from shoal.engines.launchers.ps_lite import Part, part_of
 from shoal.engines.launchers.rendezvous import Said
 from shoal.engines.launchers.world import World, world_of
 from shoal.engines.processes import Processes
@@ -53,6 +54,18 @@ def world_here(launcher: str = "") -> World | None:
         InvalidValue: the variables of the launcher contradict each other
     """
     return world_of(os.environ, launcher or os.environ.get("SHOAL_LAUNCHER") or "auto")
+
+
+def part_here(launcher: str = "") -> Part | None:
+    """Return the part that ps-lite's variables give this process; None if a launcher is chosen.
+
+    launcher:  as for `world_here`
+
+    Raises:
+        InvalidValue: as `part_of`
+    """
+    chosen = launcher or os.environ.get("SHOAL_LAUNCHER") or "auto"
+    return part_of(os.environ) if chosen == "auto" else None
 
 
 @contextmanager
@@ -341,6 +354,7 @@ def check_folders(task: Task, spec: RunOptions, folder: Path) -> None:
     if (
         args.get("folder") != str(folder)
         or args.get("out")
+        or args.get("rows", "") not in ("", str(folder / INPUTS / "rows"))
         or not any(init.is_relative_to(root) for root in roots)
     ):
         raise NotTrusted(f"{task.name} is to use other folders than {folder}, as this rank has it")

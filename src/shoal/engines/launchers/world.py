@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from shoal.engines.launchers.ps_lite import ROLE
 from shoal.errors import InvalidValue
 
 NONE = "none"  # the name of no launcher, for --launcher and SHOAL_LAUNCHER
@@ -113,10 +114,16 @@ def world_of(env: Env, launcher: str = "auto") -> World | None:
     launcher:  the launcher to look for; "auto" for any, "none" for no world
 
     Raises:
-        InvalidValue: variables that contradict each other, or an unknown launcher
+        InvalidValue: variables that contradict each other, or an unknown launcher; or those of
+            ps-lite, which make no world of ranks
     """
     if launcher not in NAMES:
         raise InvalidValue(f"launcher is one of {', '.join(NAMES)}, not {launcher!r}")
+    if launcher == "auto" and env.get(ROLE):
+        raise InvalidValue(
+            f"{ROLE}={env[ROLE]} is set: a script is started as ps-lite's by `shoal run SCRIPT`; "
+            "give --launcher none (SHOAL_LAUNCHER=none) for a run of its own here"
+        )
     for each in LAUNCHERS:
         if launcher in ("auto", each.name) and _has_started(each, env):
             world = _read(each, env)

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from shoal.engines import local
-from shoal.engines.base import Engine, Started
+from shoal.engines.base import Engine, Started, Wants
 from shoal.engines.host_files import LocalFiles
 from shoal.engines.hosts import Hosts, HostsEngine
 from shoal.engines.local import LocalEngine, LocalHost, OneHost
@@ -141,6 +141,15 @@ def addresses_are_forgotten(monkeypatch):
     monkeypatch.setattr(LocalHost, "_report", forgetful)
 
 
+def wishes_are_lost(monkeypatch):
+    reports = LocalHost.reports
+    monkeypatch.setattr(
+        LocalHost,
+        "reports",
+        lambda self: [each for each in reports(self) if not isinstance(each, Wants)],
+    )
+
+
 def private_folders_stay(monkeypatch):
     monkeypatch.setattr(ScratchFolder, "remove", lambda self: None)
 
@@ -187,6 +196,7 @@ PLANTED = {
     all_starts_are_one_launch: engines.a_process_is_told_its_launch,
     a_lost_host_says_nothing: engines.a_lost_host_reports_the_ends_of_all_its_processes,
     addresses_are_forgotten: engines.an_address_is_reported_when_a_process_listens,
+    wishes_are_lost: engines.files_that_a_process_asks_for_are_reported,
     private_folders_stay: engines.nothing_is_left_after_stop,
     signals_go_to_the_first: engines.a_signal_reaches_the_process_that_it_names,
     kills_are_slow: engines.a_kill_is_reported_at_once,

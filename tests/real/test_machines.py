@@ -88,12 +88,19 @@ def test_a_run_leaves_what_it_leaves_on_one_machine(digits, tmp_path):
 
 
 def test_a_run_is_resumed_on_machines_that_have_none_of_its_files(digits, tmp_path):
+    """Each gets the headers of all files, and whole those that have rows of its server."""
     whole = digits(checkpoint_every=10)
-    shutil.rmtree(tmp_path / "machines")
+    machines = tmp_path / "machines"
+    shutil.rmtree(machines)
     again = digits(resume=whole["run_dir"], resume_at=20)
     before, after = losses(whole["run_dir"]), losses(again["run_dir"])
     assert len(after) > 2
     assert {at: before[at] for at in after} == after
+    for kind, files in (("init", 2), ("rows", 1)):  # a file has a shard
+        found = [machines.glob(f"{name}/*/inputs/{kind}/*/shard-*") for name in "ab"]
+        sent = [{each.name for each in here} for here in found]
+        assert [len(here) for here in sent] == [files, files], kind
+        assert len(set.union(*sent)) == 2, kind
 
 
 def test_checkpoints_are_pruned_on_all_machines(digits, tmp_path):

@@ -35,11 +35,14 @@ class Input:
     argument:  the names that lead to the task's argument with the path: a folder or a file in it
     folder:    the folder of the files
     files:     their names, relative to it
+    later:     the argument with the folder into which those files of tensors come whole for which
+               the process asks; until then it has their headers. "" for files that it gets at once
     """
 
     argument: tuple[str, ...]
     folder: str
     files: tuple[str, ...]
+    later: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,18 @@ class Started:
     address: str = ""
 
 
+@dataclass(frozen=True)
+class Wants:
+    """A process waits for a file of those that its task's `Input` sends later."""
+
+    name: str
+    launch: str
+    file: str
+
+
+HostReport = Started | Exit | Wants
+
+
 class Host(ABC):
     """Starts and signals processes on one machine.
 
@@ -144,7 +159,7 @@ class Host(ABC):
         """Return a descriptor that is readable when there are reports."""
 
     @abstractmethod
-    def reports(self) -> Sequence[Started | Exit]:
+    def reports(self) -> Sequence[HostReport]:
         """Return what has happened since the last call; do not wait.
 
         When the host is lost, it reports the ends of all processes that it had, as kills.

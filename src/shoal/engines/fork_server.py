@@ -35,7 +35,8 @@ from shoal.node.launch import launched_as
 
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNET = 0x40000000
-ADDRESS_BYTES_MAX = 4096  # a pipe takes as much in one piece
+PIPE_BYTES = 1 << 16  # of what a process tells, at once
+TOLD = ("address", "wants")  # what it may tell
 
 
 def die_with_parent() -> None:
@@ -57,7 +58,7 @@ def move_to(network: str) -> None:
 class Child(NamedTuple):
     """A process that was forked.
 
-    pipe:  the end of the pipe from which its address may come
+    pipe:  the end of the pipe from which comes what it tells
     """
 
     name: str
@@ -76,7 +77,7 @@ class ForkServer:
         self._pending = b""
         self._preloaded: set[str] = set()
         self._children: set[Child] = set()
-        self._unheard: set[Child] = set()  # those that may still tell an address
+        self._heard: dict[Child, bytes] = {}  # of those that may tell more, the last line so far
         self._selector = selectors.DefaultSelector()
         self._selector.register(commands, selectors.EVENT_READ, self._read)
         self._parent = os.pidfd_open(parent)
@@ -135,7 +136,7 @@ class ForkServer:
         os.set_blocking(hears, False)  # forks of the process may keep the other end open
         child = Child(command["name"], command["launch"], pid, os.pidfd_open(pid), hears)
         self._children.add(child)
-        self._unheard.add(child)
+        self._heard[child] = b""
         self._selector.register(child.pidfd, selectors.EVENT_READ, partial(self._reap, child))
         self._selector.register(child.pipe, selectors.EVENT_READ, partial(self._hear, child))
         self._report(child)
@@ -149,7 +150,7 @@ class ForkServer:
         self._commands.close()
         for child in self._children:
             os.close(child.pidfd)
-        for child in self._unheard:
+        for child in self._heard:
             os.close(child.pipe)
         os.close(self._parent)
         log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -172,18 +173,28 @@ class ForkServer:
                     signal.pidfd_send_signal(child.pidfd, number)
 
     def _hear(self, child: Child) -> None:
-        """Report the address that a process tells, once."""
-        if child not in self._unheard:  # it has ended meanwhile
+        """Report what a process tells."""
+        if child not in self._heard:  # it has ended meanwhile
             return
-        self._unheard.remove(child)
-        self._selector.unregister(child.pipe)
-        with contextlib.suppress(BlockingIOError):
-            if address := os.read(child.pipe, ADDRESS_BYTES_MAX):
-                self._report(child, address=address.decode())
-        os.close(child.pipe)
+        try:
+            data = os.read(child.pipe, PIPE_BYTES)
+        except BlockingIOError:
+            return
+        *lines, self._heard[child] = (self._heard[child] + data).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            self._report(child, **{name: said[name] for name in TOLD if name in said})
+        if not data:
+            self._hear_no_more(child)
+
+    def _hear_no_more(self, child: Child) -> None:
+        if self._heard.pop(child, None) is not None:
+            self._selector.unregister(child.pipe)
+            os.close(child.pipe)
 
     def _reap(self, child: Child) -> None:
         self._hear(child)
+        self._hear_no_more(child)
         self._children.remove(child)
         self._selector.unregister(child.pidfd)
         os.close(child.pidfd)

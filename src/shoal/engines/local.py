@@ -17,7 +17,7 @@ from textwrap import indent
 
 import msgspec
 
-from shoal.engines.base import Engine, Host, Reservation, Started, Task
+from shoal.engines.base import Engine, Host, HostReport, Reservation, Started, Task, Wants
 from shoal.engines.host_files import LocalFiles
 from shoal.errors import ProcessDied, ShoalError, by_name
 from shoal.protocol.supervision.supervisor import Exit
@@ -101,7 +101,7 @@ class LocalHost(Host):
     def fileno(self) -> int:
         return self._commands.fileno()
 
-    def reports(self) -> Sequence[Started | Exit]:
+    def reports(self) -> Sequence[HostReport]:
         if self._lost:
             return []
         try:
@@ -120,8 +120,16 @@ class LocalHost(Host):
             self._commands.sendall(json.dumps(command).encode() + b"\n")
 
     def _report(
-        self, name: str, launch: str, pid: int, address: str = "", code: int | None = None
-    ) -> Started | Exit:
+        self,
+        name: str,
+        launch: str,
+        pid: int,
+        address: str = "",
+        wants: str = "",
+        code: int | None = None,
+    ) -> HostReport:
+        if wants:
+            return Wants(name, launch, wants)
         if code is None:
             return Started(name, launch, pid, address)
         self._running.pop(name, None)
@@ -132,7 +140,7 @@ class LocalHost(Host):
         path = self.folder.error(name)
         return reported(path) if code > 0 and path.exists() else None
 
-    def _lose(self) -> list[Started | Exit]:
+    def _lose(self) -> list[HostReport]:
         """Report that all processes have ended, with the fork server: they die with it."""
         self._lost = True
         self._commands.close()

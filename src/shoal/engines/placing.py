@@ -16,6 +16,7 @@ from shoal.protocol.messages.hosts import PIECE_BYTES
 from shoal.protocol.supervision.supervisor import Exit
 from shoal.storage.files import open_file
 from shoal.storage.run_folder import RunFolder
+from shoal.storage.verified import HEADER_AT
 
 RUN_DIR = "SHOAL_RUN_DIR"  # as `engines.environment.ScriptEnvironment` has it
 
@@ -52,6 +53,8 @@ def placed(task: Task, host: HostFiles, folder: RunFolder) -> Task:
     for each in task.inputs:
         if where := _sent(each, host):
             args = _with(args, each, where)
+            if each.later:
+                args[each.later] = str(host.path / INPUTS / each.later)
     return replace(task, args=args, env=env)
 
 
@@ -82,7 +85,8 @@ def _sent(given: Input, host: HostFiles) -> Path | None:
             return None
         for name, size in sizes.items():
             if _size_of(host, f"{place}/{name}") != size:
-                _send(source / name, host, f"{place}/{name}")
+                whole = send if not given.later else _send_header
+                whole(source / name, host, f"{place}/{name}")
     except OSError as error:
         raise DataMissing(f"{source} cannot be sent to {host.label}: {error}") from None
     return host.path / place
@@ -96,7 +100,12 @@ def _size_of(host: HostFiles, name: str) -> int:
         return -1
 
 
-def _send(path: Path, host: HostFiles, name: str) -> None:
+def send(path: Path, host: HostFiles, name: str) -> None:
+    """Send a file to a host, piece by piece.
+
+    Raises:
+        OSError: it cannot be read, or the host cannot write it or is gone
+    """
     with open_file(path) as file:
         start, piece = 0, file.read(PIECE_BYTES)
         while True:
@@ -105,6 +114,20 @@ def _send(path: Path, host: HostFiles, name: str) -> None:
             if not following:
                 return
             start, piece = start + len(piece), following
+
+
+def _send_header(path: Path, host: HostFiles, name: str) -> None:
+    """Send the header of a file of tensors; where they are, the host's file has a hole."""
+    with open_file(path) as file:
+        size = path.stat().st_size
+        begin = HEADER_AT + int.from_bytes(file.read(HEADER_AT), "little")
+        if begin >= size:
+            send(path, host, name)
+            return
+        file.seek(0)
+        for start in range(0, begin, PIECE_BYTES):
+            host.put(name, start, file.read(min(PIECE_BYTES, begin - start)), last=False)
+    host.put(name, size - 1, b"\0", last=True)
 
 
 def all_of(argument: tuple[str, ...], path: Path) -> Input:

@@ -25,11 +25,12 @@ from time import monotonic
 
 import msgspec
 
-from shoal.engines.base import Engine, Started, Task
+from shoal.engines.base import Engine, Started, Task, Wants
 from shoal.engines.collecting import Collector
 from shoal.engines.gathering import Gathering
 from shoal.engines.local import LocalEngine
 from shoal.engines.placing import collected, placed, shares
+from shoal.engines.supplying import Supplies
 from shoal.errors import ShoalError
 from shoal.node.node import Node
 from shoal.protocol.admin.question import Question
@@ -96,6 +97,7 @@ class Processes:
         folders = [each.files for each in self._reservation.hosts]
         apart = [each for each in folders if not shares(each, folder)]
         self.collector = Collector(folder, apart)
+        self._supplies = Supplies()
         self._unfinished: deque[str] = deque()  # launches, appended by other threads
 
     def address(self, name: str) -> str:
@@ -170,6 +172,8 @@ class Processes:
             for report in hosts[fileno].reports():
                 if isinstance(report, Started):
                     self._started(report)
+                elif isinstance(report, Wants):
+                    self._supplies.asked(self._tasks[report.name], hosts[fileno].files, report.file)
                 else:
                     self._ended(report)
                     ended.append(report)
@@ -178,6 +182,7 @@ class Processes:
     def check(self) -> None:
         """Raise the error of a process that has failed; for a caller that does not `join`."""
         self.exits(0.0)
+        self._supplies.check()
         if self._supervisor.failed:
             raise self._supervisor.cause(self.folder.log)
 
@@ -213,6 +218,7 @@ class Processes:
         supervisor.policy = policy
         while not supervisor.over(monotonic()):
             self.exits(tick_s)
+            self._supplies.check()
             self._look()
             tick()
         if supervisor.failed:

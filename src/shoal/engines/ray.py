@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from shoal.engines.addresses import between_hosts, own_address
-from shoal.engines.base import Engine, Host, Reservation, Room, Started, Task
+from shoal.engines.base import Engine, Host, HostReport, Reservation, Room, Task
 from shoal.engines.launchers.hosts import folder_here
 from shoal.engines.remote import Desk, Keeper, ReachableHost, RemoteFiles, RemoteHost
 from shoal.errors import InvalidValue, JoinTimeout, ProcessDied
@@ -333,10 +333,10 @@ class RayHost(Host):
     def fileno(self) -> int:
         return self._now.fileno()
 
-    def reports(self) -> Sequence[Started | Exit]:
+    def reports(self) -> Sequence[HostReport]:
         """Return what has happened; what ends with an actor can be started again, by another."""
         return [
-            each if isinstance(each, Started) else msgspec.structs.replace(each, host_lost=False)
+            msgspec.structs.replace(each, host_lost=False) if isinstance(each, Exit) else each
             for each in self._now.reports()
         ]
 

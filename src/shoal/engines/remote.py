@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.engines.base import Host, Started, Task
+from shoal.engines.base import Host, HostReport, Started, Task, Wants
 from shoal.engines.host_files import INPUTS, FileState, HostFiles
 from shoal.engines.local import LocalHost
 from shoal.errors import JoinTimeout, ProcessDied, ShoalError, by_name
@@ -56,7 +56,7 @@ CLOCKS = 5  # times that a clock is asked: the fastest answer counts
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A report of a host, as JSON: a `Started`, or an `Exit` if it has a code.
+    """A report of a host, as JSON: a `Started`, an `Exit` if it has a code, `Wants` if a file.
 
     error:  the type, the message and the story of a process's error
     """
@@ -69,9 +69,12 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
     error: tuple[str, str, list[str]] | None = None
     how: str = ""
     host_lost: bool = False
+    file: str = ""
 
     @classmethod
-    def of(cls, report: Started | Exit) -> Said:
+    def of(cls, report: HostReport) -> Said:
+        if isinstance(report, Wants):
+            return cls(report.name, report.launch, file=report.file)
         if isinstance(report, Started):
             return cls(report.name, report.launch, report.pid, report.address)
         told, error = None, report.error
@@ -81,7 +84,9 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
         how = _cut(report.how, MESSAGE_CHARACTERS), report.host_lost
         return cls(report.name, report.launch, 0, "", report.code, told, *how)
 
-    def report(self) -> Started | Exit:
+    def report(self) -> HostReport:
+        if self.file:
+            return Wants(self.name, self.launch, self.file)
         if self.code is None:
             return Started(self.name, self.launch, self.pid, self.address)
         error = None
@@ -225,7 +230,7 @@ class RemoteHost(Host):
         self._running: dict[str, str] = {}  # launch by name
         self._ended: set[str] = set()  # launches
         self._lost = ""
-        self._reports: deque[Started | Exit] = deque()
+        self._reports: deque[HostReport] = deque()
         self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     @property
@@ -257,7 +262,7 @@ class RemoteHost(Host):
     def fileno(self) -> int:
         return self._news
 
-    def reports(self) -> Sequence[Started | Exit]:
+    def reports(self) -> Sequence[HostReport]:
         try:
             os.eventfd_read(self._news)
         except BlockingIOError:
@@ -271,7 +276,7 @@ class RemoteHost(Host):
                 os.close(self._news)
                 self._news = -1
 
-    def heard(self, report: Started | Exit) -> None:
+    def heard(self, report: HostReport) -> None:
         """Take a report of the host, in the thread of the desk; each end counts once."""
         with self._lock:
             if report.launch in self._ended:

@@ -1,4 +1,4 @@
-"""The launch of this process: the id that a host gave to this start of it, and what it tells it.
+"""The launch of this process: the id that a host gave to this start of it, and what it tells back.
 
 The process says it where it joins, and its host where it reports how the process has ended. Process
 ids would not do: they are used again, and are not unique among containers.
@@ -6,6 +6,7 @@ ids would not do: they are used again, and are not unique among containers.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from contextlib import suppress
@@ -35,10 +36,16 @@ def host_label() -> str:
 
 
 def listens_at(address: str) -> None:
-    """Tell the host at which address this process listens, once."""
-    global _host
+    """Tell the host at which address this process listens."""
+    _tell({"address": address})
+
+
+def wants(file: str) -> None:
+    """Tell the host that this process waits for a file, of those that it may ask for."""
+    _tell({"wants": file})
+
+
+def _tell(said: dict[str, str]) -> None:
     if _host >= 0:
         with suppress(OSError):  # the host is gone
-            os.write(_host, address.encode())
-        os.close(_host)
-        _host = -1
+            os.write(_host, json.dumps(said).encode() + b"\n")

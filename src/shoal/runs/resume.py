@@ -109,6 +109,9 @@ def begun_with(resume: str, start_clock: int) -> str:
 def rows_before(shards: str) -> tuple[Input, ...]:
     """Return the files with the rows that tables begin with, for the argument `init` of servers.
 
+    A server asks for those of its own rows, but where a table is custom: its shards are opened in
+    the loop, which must not wait.
+
     shards:  the folder of the shards; "" for none
     """
     if not shards:
@@ -116,7 +119,8 @@ def rows_before(shards: str) -> tuple[Input, ...]:
     above = Path(shards).parent  # has the earlier checkpoints to which files have the changes
     files = {each: None for path in shard_files(Path(shards)) for each in with_earlier(path)}
     names = tuple(each.relative_to(above).as_posix() for each in files)
-    return (Input(("init",), str(above), names),)
+    custom = any(spec.kind == "custom" for spec in SavedTables(Path(shards)).specs.values())
+    return (Input(("init",), str(above), names, later="" if custom else "rows"),)
 
 
 def state_before(before: str, start_clock: int, rank: int) -> tuple[Input, ...]:

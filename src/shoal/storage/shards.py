@@ -6,7 +6,7 @@ the metadata. A reader joins ranges, so that any number of servers may continue 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -67,6 +67,7 @@ class SavedShards:
     A file's rows are verified when they are first read.
 
     folder: the folder of the run, of its shards, or of the checkpoint
+    fetch:  the function that returns the file to read in the place of one that may be a header
     tables: the specifications of the tables, by name
     run:    the name of the run
 
@@ -76,8 +77,9 @@ class SavedShards:
         UnknownFormat: another version of Shoal has written one
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fetch: Callable[[Path], Path] = lambda path: path) -> None:
         self.folder = folder
+        self._fetch = fetch
         saved = SavedTables(folder)
         self._parts = saved.parts
         self.tables = saved.specs
@@ -160,7 +162,7 @@ class SavedShards:
 
     def _read(self, part: SavedPart) -> dict[str, Tensor]:
         """Read the state of a part: its changes on top of the earlier files, and verify it."""
-        *later, whole = with_earlier(part.path)
+        *later, whole = map(self._fetch, with_earlier(part.path))
         for each in {*later, whole} - self._verified:
             read_verified(each)
             self._verified.add(each)

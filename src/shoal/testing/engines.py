@@ -23,9 +23,9 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any
 
-from shoal.engines.base import Engine, Host, Reservation, Started, Task
+from shoal.engines.base import Engine, Host, Reservation, Started, Task, Wants
 from shoal.errors import InvalidValue, NotTrusted, ProcessDied
-from shoal.node.launch import launch_id, listens_at
+from shoal.node.launch import launch_id, listens_at, wants
 from shoal.protocol.supervision.supervisor import Exit
 from shoal.storage.run_folder import RunFolder
 from shoal.testing.connections import laws_in, raises
@@ -69,6 +69,11 @@ def ends(how: str, code: int = 0, text: str = "", folder: str = "") -> None:
             for _ in range(LOG_BYTES // len(line)):
                 os.write(2, line)
             signal.pause()
+        case "ask":
+            listens_at("it asks")
+            for file in text.split():
+                wants(file)
+            signal.pause()
         case "wait":
             listens_at("it waits")
             signal.pause()
@@ -95,6 +100,7 @@ class _Run:
         self.lose = lose
         self.started: list[Started] = []
         self.exits: list[Exit] = []
+        self.wants: list[Wants] = []
 
     def start(self, name: str, how: str, **args: Any) -> str:
         task = Task(name, "shoal.testing.engines:ends", {"how": how, **args}, preload=())
@@ -121,6 +127,8 @@ class _Run:
         for each in host.reports():
             if isinstance(each, Started):
                 self.started.append(each)
+            elif isinstance(each, Wants):
+                self.wants.append(each)
             else:
                 self.exits.append(each)
 
@@ -219,6 +227,15 @@ def an_address_is_reported_when_a_process_listens(make: Make) -> None:
         assert (told.launch, told.address) == (launch, "tcp://10.0.0.7:4711")
         assert [each.address for each in run.started] == ["", "tcp://10.0.0.7:4711"]
         assert {each.pid for each in run.started} == {told.pid}
+
+
+def files_that_a_process_asks_for_are_reported(make: Make) -> None:
+    files = [f"30/server-{number}.safetensors" for number in range(100)]
+    with _reserved(make) as run:
+        launch = run.start("server-0", "ask", text=" ".join(files))
+        run.until(lambda: len(run.wants) >= len(files))
+        assert run.wants == [Wants("server-0", launch, file) for file in files]
+        assert run.waits("server-0").address == "it asks"
 
 
 def a_signal_reaches_the_process_that_it_names(make: Make) -> None:

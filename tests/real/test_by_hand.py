@@ -95,6 +95,36 @@ def test_a_server_that_has_not_found_its_scheduler_obeys_sigterm(by_hand, tmp_pa
     assert server.wait(4) == 128 + signal.SIGTERM
 
 
+def test_a_server_that_waits_for_its_schedulers_name_obeys_sigterm(by_hand):
+    command = [*SHOAL, "server", "--scheduler", "tcp://late.invalid:4000"]
+    env = {**os.environ, "SHOAL_TOKEN": "a token of sixteen characters"}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as server:
+        by_hand.started.append(server)
+        assert text("by_hand.awaited_name") in server.stderr.readline()
+        server.terminate()
+        assert server.wait(4) == -signal.SIGTERM
+
+
+def test_a_server_that_has_left_is_not_done_and_another_takes_its_rows(by_hand):
+    """Its status says so to what restarts it, as Kubernetes does with pods of a drained node."""
+    by_hand("scheduler", "--workers", 1, "--servers", 2, "--replicas", 2)
+    leaves = by_hand("server")
+    by_hand("server")
+    with Client(by_hand.address) as client:
+        client.create_table(TableSpec("w", 8, access=Access("sum"), merge="sum"))
+        client.blocking.push("w", torch.ones(8))
+        leaves.terminate()
+        assert leaves.wait(20) == 128 + signal.SIGTERM
+        assert client.await_until(lambda: len(client.view.servers) == 1, 20)
+        by_hand("server")
+        whole = lambda: all(len(each.in_sync) == 2 for each in client.view.placements[0])  # noqa: E731
+        assert client.await_until(whole, 20)
+        client.blocking.push("w", torch.ones(8))
+        assert client.blocking.pull("w").tolist() == [2.0] * 8
+    by_hand.started.remove(leaves)
+    assert [process.wait(20) for process in by_hand.started] == [0, 0, 0]
+
+
 def test_workers_of_an_elastic_cluster_join_late_and_leave_early(by_hand):
     by_hand("scheduler", "--workers", 1, "--servers", 1, "--elastic")
     by_hand("server")

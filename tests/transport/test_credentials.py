@@ -55,10 +55,27 @@ def test_a_damaged_file_is_named(folder, name, content):
         credentials(str(folder))
 
 
-def test_a_key_that_others_can_read_is_refused(folder):
-    (folder / KEY).chmod(0o640)
-    with pytest.raises(InvalidValue, match=f"chmod 600 {folder / KEY}"):
-        credentials(str(folder))
+@pytest.mark.parametrize(
+    ("mode", "owner", "refused"),
+    [
+        (0o604, "root", True),
+        (0o660, "root", True),
+        (0o640, "root", False),  # as a secret of Kubernetes comes to a user
+        (0o640, "me", True),
+        (0o604, "me", True),
+        (0o600, "me", False),
+    ],
+)
+def test_a_key_that_others_can_read_is_refused(folder, monkeypatch, mode, owner, refused):
+    key = folder / KEY
+    key.chmod(mode)
+    own = key.stat().st_uid
+    monkeypatch.setattr(credentials_of, "ROOT", own if owner == "root" else own + 1)
+    if refused:
+        with pytest.raises(InvalidValue, match=f"chmod 600 {key}"):
+            credentials(str(folder))
+    else:
+        assert credentials(str(folder)).authority
 
 
 def test_a_key_of_another_certificate_is_refused(folder):

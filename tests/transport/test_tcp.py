@@ -5,11 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed, WireError
+from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed, JoinTimeout, WireError
 from shoal.testing.connections import CALLER, LISTENER, connected, meet
+from shoal.transport import tcp
 from shoal.transport.base import Identity
 from shoal.transport.shortcut import without_shortcut
-from shoal.transport.tcp import TcpTransport, endpoint_of, stays_here, tcp_address
+from shoal.transport.tcp import (
+    TcpTransport,
+    await_name,
+    endpoint_of,
+    seen_from,
+    stays_here,
+    tcp_address,
+)
 
 TOKEN = "a token of sixteen"
 FRIEND = Identity("server-a", "server", "", TOKEN)
@@ -145,3 +153,53 @@ def test_a_peer_of_another_protocol_is_recognised(transport):
             conversation.sendall(b"SSH-2.0-OpenSSH_9.6 and more\r\n")
             with pytest.raises(WireError, match="Shoal"):
                 calling.result()
+
+
+@pytest.fixture
+def names(monkeypatch):
+    """A name server that learns a name when it has been asked for it some times."""
+    asked = []
+
+    def getaddrinfo(host, port, **_):
+        asked.append(host)
+        if len(asked) <= 2:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(tcp, "NAME_S", 0.001)
+    return asked
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_a_name_that_no_server_knows_yet_is_waited_for(names, caplog, scheme):
+    assert 0 < await_name(f"{scheme}://late.example:4000", 60.0) < 60
+    assert names == ["late.example"] * 3
+    [record] = caplog.records
+    assert "waiting for late.example" in record.getMessage()
+
+
+def test_the_wait_for_a_name_ends(names):
+    with pytest.raises(
+        JoinTimeout, match=r"late\.example of tcp://late\.example:4000 .* after 0 s"
+    ):
+        await_name("tcp://late.example:4000", 0.0)
+
+
+def test_other_addresses_are_not_looked_up(names):
+    assert await_name("unix:///nowhere/s.sock", 0.0) == await_name("inproc://here", 0.0) == 0
+    assert names == []
+
+
+@pytest.mark.parametrize(
+    ("bound", "seen"),
+    [
+        ("tcp://0.0.0.0:4567", "tcp://127.0.0.1:4567"),
+        ("tls://0.0.0.0:4567", "tls://127.0.0.1:4567"),
+        ("tcp://10.0.0.7:4567", "tcp://10.0.0.7:4567"),
+        ("tcp://node-7:4567", "tcp://node-7:4567"),
+        ("unix:///a.sock", "unix:///a.sock"),
+    ],
+)
+def test_others_are_told_of_one_interface_where_all_are_listened_at(bound, seen):
+    assert seen_from("tcp://127.0.0.1:4000", bound) == seen

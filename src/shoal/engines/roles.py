@@ -22,8 +22,10 @@ from shoal import factories, registry
 from shoal.engines.addresses import advertised, own_address
 from shoal.engines.host_memory import table_memory
 from shoal.engines.options import SchedulerRole, ServerRole
+from shoal.engines.supplying import fetching
 from shoal.errors import DataCorrupt, LeftAlone
 from shoal.node.disk import Disk
+from shoal.node.dropping import drops_of
 from shoal.node.launch import host_label, launch_id, listens_at
 from shoal.node.node import Node
 from shoal.ownership import PRIVATE
@@ -51,6 +53,7 @@ from shoal.storage.lease_log import LeaseLogFile
 from shoal.storage.run_folder import RunFolder
 from shoal.tables.sizes import bytes_of
 from shoal.transport import Identity
+from shoal.transport.tcp import await_name, seen_from
 
 if TYPE_CHECKING:
     from shoal.storage.checkpoints import Writer
@@ -110,7 +113,13 @@ def run_scheduler(**given: Any) -> None:
         leases.append(msgspec.json.encode(LedgerBegun(role.ledger, role.start_clock)))
     disk = Disk(journal, leases)
     me = Identity(SCHEDULER, "scheduler", token=role.token)
-    node = Node(machine, me, disk=disk, on_note=lambda each: _note_of_scheduler(each, log))
+    node = Node(
+        machine,
+        me,
+        disk=disk,
+        on_note=lambda each: _note_of_scheduler(each, log),
+        drops=drops_of(role.drop_messages, SCHEDULER),
+    )
     try:
         address = node.listen(role.listen)
         listens_at(address)
@@ -155,10 +164,13 @@ def _note_of_scheduler(each: Note, log: EventLog | None) -> None:
             log.write(each.kind, **fields)
 
 
-def run_server(**given: Any) -> None:
-    """Run a server until the run ends.
+def run_server(**given: Any) -> int:
+    """Run a server until the run ends or the server has left.
 
     given:  the fields of `ServerRole`
+
+    Returns:
+        The signal on which it has left, 0 for none.
     """
     import torch
 
@@ -180,7 +192,8 @@ def run_server(**given: Any) -> None:
     torch.set_num_threads(role.threads)
     name = f"s-{os.getpid()}-{os.urandom(4).hex()}"
     memory = bytes_of(role.memory) if role.memory else table_memory(role.servers_here)
-    options = SessionOptions(join_timeout_s=role.init_timeout_s, memory=memory)
+    left_s = role.init_timeout_s - await_name(role.scheduler, role.init_timeout_s)
+    options = SessionOptions(join_timeout_s=left_s, memory=memory)
     host = role.host_label or host_label()
     session = Session(name, "server", "", host, role.rank, options, launch=launch_id())
     folder = RunFolder(Path(role.folder)) if role.folder else None
@@ -189,7 +202,8 @@ def run_server(**given: Any) -> None:
 
     opened: OpenStore = open_shard
     if role.init:
-        opened = SavedShards(Path(role.init)).beginning(open_shard)
+        fetched = fetching(role.init, role.rows)
+        opened = SavedShards(Path(role.init), fetched).beginning(open_shard)
     clocks = CheckpointClocks(role.checkpoint_every)
     machine = ServerMachine(
         session,
@@ -205,13 +219,11 @@ def run_server(**given: Any) -> None:
         scheduler=role.scheduler,
         on_note=lambda each: _note_of_server(each, session, log),
         on_save=writer.put if writer is not None else lambda save: None,
+        drops=drops_of(role.drop_messages, node_name),
     )
     signals = leaves_on_signals(node)
     try:
-        listen = role.listen or own_address(role.scheduler, role.interface)
-        address = advertised(node.listen(listen), role.advertise)
-        listens_at(address)
-        session.announce(address)
+        session.announce(_listen(node, role))
         node.send_heartbeats(lambda: session.incarnation)
         node.run()
         if folder is not None and role.save:
@@ -229,6 +241,15 @@ def run_server(**given: Any) -> None:
         if log is not None:
             for spec, size in machine.sizes():
                 log.write("table", table=spec.name, rank=session.rank, **size)
+    return signals[-1] if signals else 0
+
+
+def _listen(node: Node, role: ServerRole) -> str:
+    """Listen for other members; return the address that they use."""
+    listen = role.listen or own_address(role.scheduler, role.interface)
+    address = advertised(seen_from(role.scheduler, node.listen(listen)), role.advertise)
+    listens_at(address)
+    return address
 
 
 def _checkpoint_writer(

@@ -21,6 +21,7 @@ from time import time
 from typing import Any
 
 from shoal.errors import InvalidValue
+from shoal.ownership import ROOT
 
 VARIABLE = "SHOAL_TLS"  # the folder, where no other is given
 REQUIRE = "SHOAL_REQUIRE_TLS"
@@ -129,7 +130,8 @@ def _checked(where: str) -> tuple[Credentials, Fields, list[Fields]]:
             "`shoal keys add NAME` makes it"
         ) from None
     key = held[-1]
-    if key.st_mode & 0o077:
+    # root's may be its group's, as for PostgreSQL: so a secret of Kubernetes comes to a user
+    if key.st_mode & (0o037 if key.st_uid == ROOT else 0o077):
         path = Path(where, KEY)
         raise InvalidValue(f"{path} can be read by other users: chmod 600 {path}")
     return _read(where, tuple(each.st_mtime_ns for each in held))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import re
 import socket
 from functools import partial
-from time import monotonic
+from time import monotonic, sleep
 
-from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed
+from shoal.errors import AddressInUse, AddressInvalid, HandshakeFailed, JoinTimeout
 from shoal.transport.base import (
     NO_TURN,
     Connection,
@@ -22,6 +23,11 @@ from shoal.transport.base import (
 )
 from shoal.transport.plain_links import check_link, check_listening
 from shoal.transport.sockets import StreamListener, shake
+
+log = logging.getLogger("shoal.transport")
+
+SCHEMES = ("tcp://", "tls://")
+NAME_S = 0.25  # between questions for a name that no name server knows yet
 
 
 def endpoint_of(address: str) -> tuple[str, int]:
@@ -41,6 +47,56 @@ def endpoint_of(address: str) -> tuple[str, int]:
 
 
 _ENDPOINT = re.compile(r"(\[(?P<v6>[^\[\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>[0-9]{1,5})")
+
+
+def seen_from(other: str, bound: str) -> str:
+    """Return the address that others use for one that was bound: of one interface, if it has all.
+
+    other:  an address of the others, to which that interface leads
+    """
+    if not bound.startswith(SCHEMES) or not other.startswith(SCHEMES):
+        return bound
+    host, port = endpoint_of(bound)
+    try:
+        everywhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        everywhere = False
+    if not everywhere:
+        return bound
+    own, _ = endpoint_of(TcpTransport().beside(other, ""))
+    return tcp_address(own, port, scheme_of(bound))
+
+
+def await_name(address: str, timeout_s: float) -> float:
+    """Wait until a name server knows the host of an address; return the seconds that it took.
+
+    Hosts that start together may look for each other before they have their names, as pods do.
+    Addresses with a number, or of other transports, are not waited for.
+
+    Raises:
+        JoinTimeout: none knows it within `timeout_s` seconds.
+    """
+    if not address.startswith(SCHEMES):
+        return 0.0
+    host, port = endpoint_of(address)
+    began, said = monotonic(), False
+    while True:
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if monotonic() >= began + timeout_s:
+                raise JoinTimeout(
+                    f"{host} of {address} is not known after {timeout_s:g} s: {error.strerror}"
+                ) from None
+            if not said:
+                log.warning("waiting for %s of %s to be known: %s", host, address, error.strerror)
+            said = True
+            sleep(NAME_S)  # nothing tells of a new name
+        except (OSError, ValueError):  # it cannot be a name: connecting says why
+            break
+        else:
+            break
+    return monotonic() - began if said else 0.0
 
 
 def stays_here(host: str) -> bool:

@@ -29,7 +29,8 @@ for each in $VOLUMES; do
     mkdir "${each#*:}"
     mount --bind "${each%%:*}" "${each#*:}"
 done
-mount -t tmpfs none /tmp
+mkdir -p /tmp/ray
+mount -t tmpfs none /tmp/ray
 exec "$@"
 """
 
@@ -40,7 +41,7 @@ def manifest(name: str) -> dict[str, dict[str, Any]]:
 
 
 class Pods:
-    """Starts containers of pods that find each other by their names.
+    """Starts containers of pods that find each other by their names, and see no other Ray.
 
     names:    the names of each pod, the first of which is its host name
     secrets:  the files of each secret
@@ -100,7 +101,12 @@ class Pods:
         mounts = [
             f"{volumes[each['name']]}:{each['mountPath']}" for each in container["volumeMounts"]
         ]
-        own = {"POD": pod, "HOSTS": str(self._file), "VOLUMES": " ".join(mounts), "HOME": "/tmp"}
+        own = {
+            "POD": pod,
+            "HOSTS": str(self._file),
+            "VOLUMES": " ".join(mounts),
+            "HOME": str(self._folder),
+        }
         command = [_expanded(each, env) for each in words or container["command"]]
         enters = ["nsenter", f"--net={self._hosts.namespace(pod)}", "unshare", "--mount", "--uts"]
         with self._output(pod).open("wb") as output:

@@ -68,5 +68,12 @@ def test_options_that_contradict_the_variables_or_belong_to_no_role_are_refused(
         became(asked, role=role)
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+@pytest.mark.parametrize("role", ["scheduler", "server", "worker"])
+def test_a_time_that_is_none_is_refused(became, role, seconds):
+    with pytest.raises(InvalidValue, match="timeout_s"):
+        became(role=role, init_timeout_s=seconds)
+
+
 def test_the_same_numbers_may_be_given_again(became):
     assert became({"workers": 3, "servers": 2}, role="scheduler").workers == 3

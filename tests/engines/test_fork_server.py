@@ -123,3 +123,12 @@ def test_advertised_replaces_the_host_of_a_listening_address():
     assert advertised("tcp://0.0.0.0:4567", "tcp://a.example:9") == "tcp://a.example:9"
     assert advertised("tcp://0.0.0.0:4567", "tcp://a.example:0") == "tcp://a.example:4567"
     assert advertised("unix:///a.sock", "unix:///b.sock") == "unix:///b.sock"
+
+
+def test_the_fork_server_imports_little_before_it_is_told_to():
+    """A scheduler is forked before torch is imported, and is up in a tenth of a second."""
+    code = "import sys, shoal.engines.fork_server; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    names = {*done.stdout.decode().split()}
+    assert not names & {"torch", "numpy", "ssl", "shoal.transport", "shoal.client.places"}
+    assert len([name for name in names if name.startswith("shoal")]) < 20

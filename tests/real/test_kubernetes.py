@@ -17,7 +17,7 @@ from tests.transport.rigs import keys_of
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="needs namespaces"),
-    pytest.mark.skipif("/mnt/" in sys.prefix[:5], reason="volumes of pods hide this Python"),
+    pytest.mark.skipif(sys.prefix.startswith("/mnt/"), reason="volumes of pods hide this Python"),
 ]
 ROOT = Path(__file__).parents[2]
 SECRETS = {"shoal-token": {"token": b"a token of sixteen characters"}}

@@ -12,7 +12,8 @@ import msgspec
 from shoal.apps.roles import become_scheduler, become_server
 from shoal.apps.script_job import ScriptRun
 from shoal.engines.environment import ScriptEnvironment
-from shoal.engines.launchers.ps_lite import RANK, ROLE, Part
+from shoal.engines.launchers.ps_lite import RANK, Part
+from shoal.engines.launchers.world import ROLE
 from shoal.engines.options import SchedulerRole, ServerRole, WorkerRole
 from shoal.engines.roles import configure_log
 from shoal.errors import InvalidValue

@@ -6,7 +6,7 @@ import json
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -14,9 +14,11 @@ from rich.console import Console
 from shoal.apps.script_job import ScriptRun, continued_script
 from shoal.cli.group import as_json, ended_by_signals, given, main, options_of, plain, trusts
 from shoal.cli.ranks import is_led, ranked
-from shoal.engines.launchers.ps_lite import Part
 from shoal.engines.options import SchedulerRole, ServerRole, WorkerRole
 from shoal.runs.job_file import converted
+
+if TYPE_CHECKING:
+    from shoal.engines.launchers.ps_lite import Part
 
 _file = click.Path(exists=True, dir_okay=False)
 _script = click.argument("script", type=_file)

@@ -28,6 +28,7 @@ import msgspec
 from shoal.engines.base import Engine, Started, Task, Wants
 from shoal.engines.collecting import Collector
 from shoal.engines.gathering import Gathering
+from shoal.engines.host_files import HostFiles
 from shoal.engines.local import LocalEngine
 from shoal.engines.placing import collected, placed, shares
 from shoal.engines.supplying import Supplies
@@ -173,7 +174,7 @@ class Processes:
                 if isinstance(report, Started):
                     self._started(report)
                 elif isinstance(report, Wants):
-                    self._supplies.asked(self._tasks[report.name], hosts[fileno].files, report.file)
+                    self._wanted(report, hosts[fileno].files)
                 else:
                     self._ended(report)
                     ended.append(report)
@@ -274,6 +275,10 @@ class Processes:
             self._publish(report.address)
             task = self._tasks[name]  # members know this address: a later start listens there too
             self._tasks[name] = replace(task, args={**task.args, "listen": report.address})
+
+    def _wanted(self, report: Wants, files: HostFiles) -> None:
+        if (task := self._tasks.get(report.name)) is not None:
+            self._supplies.asked(task, files, report.file)
 
     def _publish(self, address: str) -> None:
         """Write the scheduler's address to the run's folder; a restarted one keeps the file."""

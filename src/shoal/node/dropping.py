@@ -22,21 +22,15 @@ class Drops:
         share: the probability, below 1.
         seed: the seed of the draws.
         name: the name of the node, so that nodes draw differently.
-
-    Attributes:
-        dropped: the number of messages so far.
     """
 
     def __init__(self, share: float, seed: int = 0, name: str = "") -> None:
-        self.dropped = 0
         self._share = share
         self._draw = Random(f"{seed} {name}").random
 
     def next(self) -> bool:
         """Return whether the next message is dropped."""
-        dropped = self._draw() < self._share
-        self.dropped += dropped
-        return dropped
+        return self._draw() < self._share
 
 
 def drops_of(text: str, name: str = "") -> Drops | None:

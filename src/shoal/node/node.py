@@ -451,7 +451,8 @@ class Node:
         if self._tells:
             messages_log.debug("to %s: %s", effect.to, effect.message.describe())
         if self._drops is not None and self._drops.next():
-            return  # the protocol repeats the message
+            self.counters["dropped"] += 1  # the protocol repeats the message
+            return
         connection = self._peers.get(effect.to)
         if connection is None:
             address = self._address_of(effect.to)

@@ -13,6 +13,8 @@ from typing import Any, Literal, cast, get_args
 import msgspec
 
 from shoal.engines.addresses import between_hosts, own_address
+from shoal.engines.environment import ScriptEnvironment
+from shoal.engines.launchers.world import ROLE
 from shoal.errors import InvalidValue
 from shoal.node.dropping import drops_of
 from shoal.ownership import cache_folder
@@ -21,7 +23,7 @@ from shoal.transport.tcp import endpoint_of, scheme_of, tcp_address
 Env = Mapping[str, str]
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,253}[A-Za-z0-9])?")
 RoleName = Literal["scheduler", "server", "worker"]
-ROLE, RANK = "DMLC_ROLE", "DMLC_RANK"
+RANK = "DMLC_RANK"
 COMPLETE_S = 600.0  # ps-lite waits for ever: launchers may bring processes up late
 LEAST_TIMEOUT_S = 3  # of `SchedulerRole.failure_timeout_s`
 
@@ -92,8 +94,8 @@ def part_of(env: Env) -> Part | None:
     for name, refuse in REFUSED.items():
         if (text := env.get(name)) and (why := refuse(text)):
             raise InvalidValue(f"{name}={text}: {why}")
-    places = _places(role, env)
-    if not env.get("SHOAL_TOKEN") and not places["scheduler"].startswith("unix://"):
+    places, told = _places(role, env), ScriptEnvironment.read(env)
+    if not told.token and not places["scheduler"].startswith("unix://"):
         raise InvalidValue(
             f"{ROLE}={role} without SHOAL_TOKEN: nothing listens over TCP without one; set it to a "
             "secret of 16 characters or more, the same for all processes of the cluster, or set "
@@ -111,7 +113,7 @@ def part_of(env: Env) -> Part | None:
         drop_messages=_drops(env),
         failure_timeout_s=timeout_s,
         probe_s=resend_ms / 1000 if resend_ms else None,
-        init_timeout_s=_seconds(env, "SHOAL_INIT_TIMEOUT_S") or COMPLETE_S,
+        init_timeout_s=told.init_timeout_s if env.get("SHOAL_INIT_TIMEOUT_S") else COMPLETE_S,
         verbose=_number(env, "PS_VERBOSE", 0, 2) or 0,
         unknown=tuple(sorted(name for name in env if _is_unknown(name))),
     )
@@ -157,16 +159,6 @@ def _host(env: Env, name: str) -> str:
                 f"{name}={text} is no host: give its name or its number alone, without a port"
             ) from None
     return text
-
-
-def _seconds(env: Env, name: str) -> float | None:
-    """Return the time that a variable says; None if it is not set."""
-    text = env.get(name, "")
-    if not text:
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) or not float(text):
-        raise InvalidValue(f"{name}={text} is not a time in seconds")
-    return float(text)
 
 
 def _drops(env: Env) -> str:

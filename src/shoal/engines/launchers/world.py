@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shoal.engines.launchers.ps_lite import ROLE
 from shoal.errors import InvalidValue
 
+ROLE = "DMLC_ROLE"  # of ps-lite, whose processes are no ranks
 NONE = "none"  # the name of no launcher, for --launcher and SHOAL_LAUNCHER
 Env = Mapping[str, str]
 

@@ -93,9 +93,17 @@ class Cluster:
         return self._outcomes[ticket]
 
     def path(self, request: object) -> list[list[str]]:
-        """The files of each server's calls for a request, which was asked for before."""
+        """The files of each server's calls for a request, which was asked for before.
+
+        Of three times it is the shortest: a timer may be due within one.
+        """
         for _ in range(3):
             self.ask(request)
+        return min((self._path(request) for _ in range(3)), key=lambda calls: sum(map(len, calls)))
+
+    def _path(self, request: object) -> list[list[str]]:
+        for calls in self.calls:
+            calls.clear()
         self._profiling = True
         outcome = self.ask(request)
         for serving in self._serving:  # an answer leaves before its server's call has returned
@@ -103,7 +111,7 @@ class Cluster:
                 pass
         self._profiling = False
         assert outcome.error is None, outcome.error
-        return self.calls
+        return [[*calls] for calls in self.calls]
 
     def close(self) -> None:
         self.ask(FinishWork())

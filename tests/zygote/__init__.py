@@ -24,7 +24,7 @@ PRELOADED = (
     "shoal.client.client",
     "shoal.tables.dense.shard",
     "shoal.tables.sparse.shard",
-    "shoal.tables.sparse.jit:warm",
+    "shoal.jit:warm",
     "shoal.protocol.server.machine",
     "shoal.apps.train.worker",
     "shoal.apps.train.command",

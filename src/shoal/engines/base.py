@@ -25,7 +25,7 @@ DENSE = (
     "shoal.tables.dense.shard",
     "shoal.protocol.server.machine",
 )
-SPARSE = (*DENSE, "shoal.tables.sparse.shard", "shoal.tables.sparse.jit:warm")
+SPARSE = (*DENSE, "shoal.tables.sparse.shard", "shoal.jit:warm")
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.jit import mixed
 from shoal.keys import SLOTS, hash_of, slot_of
 from shoal.tables.sparse.distinct import by_slot, distinct, outside
 from shoal.tables.sparse.index import MISSING, SEGMENTS, KeyIndex
-from shoal.tables.sparse.jit import mixed
 from shoal.tables.sparse.segments import Segments
 
 settings.register_profile("compiling", deadline=None)  # the first call compiles

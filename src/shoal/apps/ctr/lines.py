@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shoal.apps.ctr.labels import Classes
-from shoal.tables.sparse.jit import U, kernel
+from shoal.jit import U, kernel
 
 DONE, FULL, ODD = 0, 1, 2
 LIBSVM, DUMMY, CRITEO = 0, 1, 2

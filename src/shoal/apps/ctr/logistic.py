@@ -20,8 +20,8 @@ from shoal.apps.ctr.spec import CtrSpec
 from shoal.apps.ctr.tables import bias_options, linear_options
 from shoal.client.context import Context
 from shoal.client.sparse.exchanges import Batch as Keys
+from shoal.jit import U, kernel
 from shoal.protocol.requests import Exchange, PullOp, PushOp
-from shoal.tables.sparse.jit import U, kernel
 from shoal.tables.spec import TableSpec
 from shoal.tables.values import bytes_of
 

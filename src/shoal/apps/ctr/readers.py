@@ -37,7 +37,7 @@ from shoal.apps.ctr.lines import (
 from shoal.apps.ctr.spec import Format
 from shoal.data.streams import blocks, opened, unmarked
 from shoal.errors import DataCorrupt
-from shoal.tables.sparse.jit import U, kernel, mixed
+from shoal.jit import U, kernel, mixed
 
 LINE_OF_FIELDS = re.compile(rb"^(?=[^\r\n])", re.MULTILINE)
 LINE_OF_PAIRS = re.compile(rb"^(?![ \t]*#)", re.MULTILINE)  # a line that is no comment

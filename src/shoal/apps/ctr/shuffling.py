@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal.apps.ctr.readers import Batch
-from shoal.tables.sparse.jit import U, kernel
+from shoal.jit import U, kernel
 
 RUNS = 0.1  # share of the label changes of a random order, below which labels come in long runs
 CHANGES = 20  # label changes that a random order has to have for a warning

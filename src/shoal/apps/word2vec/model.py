@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tables.sparse.jit import U, kernel
+from shoal.jit import U, kernel
 
 MOST = 6.0  # bound of a sum, as in word2vec.c
 TABLE = 1000

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InvalidValue
+from shoal.jit import U
 from shoal.protocol.requests import PullOp, PushOp
 from shoal.protocol.views import View
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.sparse.distinct import by_slot, distinct
-from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.optimizers import RowMethod, row_methods
 from shoal.tables.sparse.records import scatter
 from shoal.tables.spec import TableSpec

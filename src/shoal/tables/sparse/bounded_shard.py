@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.jit import U
 from shoal.keys import KeyRange
 from shoal.tables.sizes import BOUNDED_KEY_BYTES, USES_MOST, rows_held
 from shoal.tables.snapshots import StagedSnapshot, refuse
 from shoal.tables.sparse.eviction import BoundedIndex
 from shoal.tables.sparse.index import MISSING
-from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.records import scatter
 from shoal.tables.sparse.shard import SparseShard
 from shoal.tables.sparse.staging import StagedKeys

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from shoal.jit import U, kernel, mixed
 from shoal.keys import SLOT_BITS, SLOTS
-from shoal.tables.sparse.jit import U, kernel, mixed
 
 _SHIFT = U(64 - SLOT_BITS)
 

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 
 from shoal.errors import InvariantBroken
+from shoal.jit import AHEAD, U, fetch, kernel, mixed, put, word
 from shoal.tables.sparse.index import MISSING
-from shoal.tables.sparse.jit import AHEAD, U, fetch, kernel, mixed, put, word
 from shoal.tables.sparse.segments import FULL, PAIR, PLACE, Segments, find, home, probe
 
 DRAWN = U(8)

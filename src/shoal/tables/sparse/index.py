@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tables.sparse.jit import U
+from shoal.jit import U
 from shoal.tables.sparse.segments import FULL, Segments, add, array_at, find, pages
 
 MISSING = np.uint64((1 << 64) - 1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tables.sparse.jit import U, kernel, mixed
+from shoal.jit import U, kernel, mixed
 
 _COLUMNS = U(0xD1342543DE82EF95)  # odd
 KINDS = {"zeros": 0, "constant": 1, "uniform": 2, "normal": 3}

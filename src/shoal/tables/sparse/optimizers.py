@@ -20,11 +20,11 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from shoal.errors import InvalidValue, UnknownName
+from shoal.jit import U
 from shoal.registry import Registry
 from shoal.tables.access import ADAGRAD_LR, ADAM_OPTIONS, ANY_DTYPE, SGD_LR, checked
 from shoal.tables.schedules import SCHEDULE_OPTIONS, schedule_lr
 from shoal.tables.sparse import records
-from shoal.tables.sparse.jit import U
 from shoal.tables.spec import Options, TableSpec
 
 COMPILED = frozenset({"float32", "float64"})

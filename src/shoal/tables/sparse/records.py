@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tables.sparse.jit import AHEAD, U, kernel, prefetch
+from shoal.jit import AHEAD, U, kernel, prefetch
 
 
 @kernel

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.errors import AccessFailed
+from shoal.jit import U
 from shoal.keys import KeyRange
 from shoal.tables.initial import stream_of
 from shoal.tables.sizes import INDEX_BYTES, SPARSE_KEY_BYTES
@@ -14,7 +15,6 @@ from shoal.tables.sparse.distinct import distinct
 from shoal.tables.sparse.eviction import BoundedIndex
 from shoal.tables.sparse.index import MISSING, Growing, KeyIndex
 from shoal.tables.sparse.init import KINDS, create
-from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.optimizers import row_method_of
 from shoal.tables.sparse.records import scatter
 from shoal.tables.sparse.staging import StagedKeys

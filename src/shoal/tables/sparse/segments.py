@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tables.sparse.jit import AHEAD, U, fetch, kernel, mixed, put, word
+from shoal.jit import AHEAD, U, fetch, kernel, mixed, put, word
 
 FULL = 0.7  # the largest share of pairs that are taken
 PAIR = U(16)  # bytes

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.jit import U
 from shoal.keys import KeyRange
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32, refuse
 from shoal.tables.sparse.distinct import distinct, outside, within
 from shoal.tables.sparse.index import MISSING
-from shoal.tables.sparse.jit import U
 from shoal.tables.sparse.records import gather, scatter
 from shoal.tables.sparse.rows import SparseRows
 from shoal.tables.sparse.staging import Contribution, MergedKeys, StagedKeys, room_for

@@ -30,8 +30,8 @@ from numba.extending import intrinsic
 from numba.np import arrayobj
 
 from shoal.errors import AccessFailed, InvalidValue
+from shoal.jit import AHEAD, U, kernel_of, prefetch
 from shoal.tables.schedules import SCHEDULE_OPTIONS
-from shoal.tables.sparse.jit import AHEAD, U, kernel_of, prefetch
 from shoal.tables.sparse.optimizers import RowMethod, row_methods
 from shoal.tables.sparse.records import gather, scatter
 from shoal.tables.spec import Options, TableSpec

@@ -3,7 +3,7 @@
 import numpy as np
 
 from shoal.apps.word2vec.model import train_block
-from shoal.tables.sparse.jit import mixed
+from shoal.jit import mixed
 
 mixed(np.uint64(7))
 print(mixed.stats.cache_path, train_block.stats.cache_path, len(mixed.stats.cache_hits))

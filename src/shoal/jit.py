@@ -1,4 +1,4 @@
-"""Compilation of loops over keys and rows with numba, and the hash of a key.
+"""Compilation of loops over keys, rows and values with numba, and the hash of a key.
 
 Kernels release the GIL and run in one thread: a server is one loop. Compiled code is kept on disk
 and executed by later processes, so it is kept only where no other user can write. Within kernels

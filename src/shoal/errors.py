@@ -34,7 +34,7 @@
     │       └── HandshakeRefused   wrong token, certificate, protocol version or job
     ├── WireError                  bytes that are no valid frame, or an address that cannot be used
     │   ├── BadMagic, BadVersion, BadLength, BadMessage, BadSharedMemory
-    │   ├── BadContent, PeerFault
+    │   ├── BadContent, BadEncoding, PeerFault
     │   └── AddressInUse, AddressInvalid
     └── InvariantBroken            Shoal's fault: a state machine contradicted itself
 
@@ -296,6 +296,10 @@ class BadContent(WireError):
 
     It names something that does not exist, or its sender has no right to send it.
     """
+
+
+class BadEncoding(WireError):
+    """Bytes that no codec has written: too few, too many, or a scale or a code that is none."""
 
 
 class PeerFault(WireError):

@@ -29,7 +29,8 @@ def test_every_strategy_is_listed_with_its_settings():
 
 
 @pytest.mark.parametrize(
-    ("what", "name"), [("strategies", "p2p"), ("tables", "adam"), ("data", "digits")]
+    ("what", "name"),
+    [("strategies", "p2p"), ("tables", "adam"), ("data", "digits"), ("codecs", "qsgd")],
 )
 def test_one_of_them_can_be_asked_for(what, name):
     [*records] = listed(what, name)[what]
@@ -47,7 +48,7 @@ def test_a_strategy_of_ones_own_can_be_asked_for(tmp_path):
     assert record["summary"] == "of my own"
 
 
-@pytest.mark.parametrize("what", ["strategies", "tables", "data"])
+@pytest.mark.parametrize("what", ["strategies", "tables", "data", "codecs"])
 def test_an_unknown_name_is_refused(what):
     with pytest.raises(UnknownName, match="'nothing'"):
         records_of(what, "nothing")

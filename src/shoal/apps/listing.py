@@ -10,6 +10,7 @@ from msgspec.structs import fields
 from shoal.registry import unknown
 
 if TYPE_CHECKING:
+    from shoal.codecs import Codec
     from shoal.strategies import Strategy
 
 Record = dict[str, Any]
@@ -24,7 +25,7 @@ def records_of(what: str, name: str = "") -> list[Record]:
     """
     if name and what == "strategies":  # also a strategy of a user
         return [_strategy(name)]
-    found = {"strategies": _strategies, "tables": _tables, "data": _data}[what]()
+    found = {"strategies": _strategies, "tables": _tables, "data": _data, "codecs": _codecs}[what]()
     if not name:
         return found
     named = [record for record in found if record["name"] == name]
@@ -38,6 +39,8 @@ def rows_of(what: str, name: str = "") -> tuple[tuple[str, ...], Rows]:
     records = records_of(what, name)
     if what == "strategies":
         return STRATEGY_COLUMNS, [row for each in records for row in _rows_of_strategy(each)]
+    if what == "codecs":
+        return COLUMNS[what], [row for each in records for row in _rows_of_codec(each)]
     return COLUMNS[what], [tuple(map(str, each.values())) for each in records]
 
 
@@ -45,6 +48,7 @@ STRATEGY_COLUMNS = ("strategy, --set NAME=VALUE", "what it does (paper)", "serve
 COLUMNS = {
     "tables": ("access method or handler", "tables", "options and defaults"),
     "data": ("data set", "what it is", "default model"),
+    "codecs": ("codec, :OPTION=VALUE", "what it does (paper)", "bytes a value", "biased"),
 }
 
 
@@ -123,3 +127,41 @@ def _data() -> list[Record]:
 
     found = [(name, datasets[name].summary, datasets[name].default_model) for name in datasets]
     return [dict(zip(("name", "summary", "default_model"), each, strict=True)) for each in found]
+
+
+def _codecs() -> list[Record]:
+    from shoal.codecs import codecs
+
+    return [_codec(codecs[name]) for name in codecs]
+
+
+def _codec(kind: type[Codec]) -> Record:
+    codec, meanings = kind(), get_type_hints(kind, include_extras=True)
+    many = 1 << 18
+    return {
+        "name": kind.name,
+        "summary": kind.summary,
+        "paper": kind.source,
+        "bytes": round(codec.nbytes(many) / many, 3),
+        "biased": codec.biased,
+        "argument": kind.argument,
+        "options": [
+            {
+                "name": each.name,
+                "default": each.default,
+                "meaning": meanings[each.name].__metadata__[0].description,
+            }
+            for each in fields(kind)
+        ],
+    }
+
+
+def _rows_of_codec(record: Record) -> Rows:
+    said = f"{record['summary']} ({record['paper']})"
+    return [
+        (record["name"], said, f"{record['bytes']}", "yes" if record["biased"] else "no"),
+        *(
+            (f"  {each['name']}={each['default']}", each["meaning"], "", "")
+            for each in record["options"]
+        ),
+    ]

@@ -319,6 +319,7 @@ def bench(
     moving     what a server that joins, and one that leaves, cost those who push
     stragglers workers that are slow by turns, and one that always is
     ctr        logistic regression and its kin beside scikit-learn; on the rows of SHOAL_DATA
+    codecs     64 MiB encoded and decoded by one thread, beside a copy and operations of torch
     """
     from shoal.apps.bench.command import run_suite, show_rows
     from shoal.apps.bench.plot import plot_rows
@@ -335,8 +336,8 @@ def bench(
         click.echo(json.dumps(report))
 
 
-@main.command("list", short_help="list strategies, access methods or data sets")
-@click.argument("what", type=click.Choice(["strategies", "tables", "data"]))
+@main.command("list", short_help="list strategies, access methods, data sets or codecs")
+@click.argument("what", type=click.Choice(["strategies", "tables", "data", "codecs"]))
 @click.argument("name", default="")
 @as_json
 def list_(what: str, name: str, as_json: bool) -> None:
@@ -345,6 +346,7 @@ def list_(what: str, name: str, as_json: bool) -> None:
     \b
     shoal list strategies diloco
     shoal list strategies mine.py:Mine
+    shoal list codecs
     """
     from shoal.apps.listing import records_of, rows_of
 

@@ -177,11 +177,11 @@ def raises(kind: type[Raised] | tuple[type[Raised], ...]) -> Iterator[list[Raise
         raise AssertionError(f"{kind} was not raised")
 
 
-def laws_in(module: str) -> tuple[Law, ...]:
-    """Return the laws of a module, in order: its functions with the one parameter `make`."""
+def laws_in(module: str, parameter: str = "make") -> tuple[Law, ...]:
+    """Return the laws of a module, in order: its functions with that one parameter."""
     functions = [each for each in vars(sys.modules[module]).values() if isfunction(each)]
     own = [each for each in functions if each.__module__ == module]
-    return tuple(each for each in own if list(signature(each).parameters) == ["make"])
+    return tuple(each for each in own if list(signature(each).parameters) == [parameter])
 
 
 def readable(fileno: int, timeout_s: float = 0.005) -> bool:

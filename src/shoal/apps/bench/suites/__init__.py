@@ -13,4 +13,5 @@ SUITES = {  # by the name that `shoal bench` knows; their modules need torch
     "moving": "rebalance",
     "stragglers": "stragglers",
     "opening": "opening",
+    "codecs": "codecs",
 }

@@ -1,0 +1,173 @@
+"""Codec: the contract, which `shoal.testing.codecs` checks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from shoal.errors import BadEncoding, InvalidValue, NotFinite
+
+NOTHING = np.empty(0, np.float32)
+PAGE = 4096
+FINE = -1  # what a kernel returns if it has found no fault; else the first element of a bad block
+
+
+def option(text: str, **bounds: Any) -> Any:
+    """Return the annotation of an option: its description, and the bounds of `msgspec.Meta`."""
+    return msgspec.Meta(description=text, **bounds)
+
+
+def residual_of(count: int) -> np.ndarray:
+    """Return a residual of zeros for `count` values: (n,) float32.
+
+    It begins in the middle of a page. Large arrays begin at the start of one, and two that are read
+    and written at the same places of their pages hinder each other: encoding takes half as long
+    again.
+    """
+    memory = np.zeros(4 * count + PAGE, np.uint8)
+    start = (PAGE // 2 - memory.ctypes.data) % PAGE
+    return memory[start : start + 4 * count].view(np.float32)
+
+
+class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A way to encode n float32 values in fewer bytes. Its fields are its options.
+
+    A subclass gives `biased`, `nbytes`, `_encode` and `_decode`, and the class variables.
+
+    Attributes:
+        name: the name.
+        argument: the option whose value stands behind the name without its own: "bits" in "int:8".
+        summary: what it does, in a line.
+        source: the paper, with its section.
+        draws: whether it draws random bits.
+    """
+
+    name: ClassVar[str]
+    argument: ClassVar[str] = ""
+    summary: ClassVar[str]
+    source: ClassVar[str] = ""
+    draws: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def biased(self) -> bool:
+        """Whether the mean of decoded values, over all keys, differs from the values.
+
+        Such a codec needs a residual, or training converges to another point.
+        """
+
+    @abstractmethod
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of `count` encoded values."""
+
+    @abstractmethod
+    def _encode(
+        self,
+        values: np.ndarray,
+        residual: np.ndarray,
+        gain: np.float32,
+        into: np.ndarray,
+        key: np.uint64,
+        first: int,
+    ) -> int:
+        """Encode, and return FINE or the first element of a block that cannot be encoded.
+
+        residual:  an array as long as `values`, or an empty one
+        """
+
+    @abstractmethod
+    def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
+        """Decode, and return FINE or the first element of a block that no encoder has written."""
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude that can be encoded."""
+        return float(np.finfo(np.float32).max)
+
+    def encode(
+        self,
+        values: np.ndarray,
+        into: np.ndarray,
+        *,
+        residual: np.ndarray | None = None,
+        gain: float = 1.0,
+        key: int = 0,
+        first: int = 0,
+    ) -> None:
+        """Encode x = values + gain * residual; the residual becomes x - decoded.
+
+        Args:
+            values: (n,) float32.
+            into: (`nbytes(n)`,) uint8.
+            residual: (n,) float32, what earlier encodings have left out; None for no feedback.
+            gain: the factor of the residual.
+            key: 64 bits; encodings of equal values with one key are equal, bit for bit.
+            first: the number of the first value among those that share the key, so that no two of
+                them share random bits.
+
+        Raises:
+            NotFinite: x has a NaN, an infinity, or a value beyond `largest`. What was encoded
+                before it is given back to the residual, as decoded.
+            InvalidValue: an array has another length.
+        """
+        count = len(values)
+        left = NOTHING if residual is None else residual
+        if len(into) != self.nbytes(count) or len(left) not in (0, count):
+            raise InvalidValue(
+                f"{count} values of codec {self} need {self.nbytes(count)} bytes and no residual "
+                f"or one of {count} values, not {len(into)} bytes and a residual of {len(left)}"
+            )
+        at = self._encode(values, left, np.float32(gain), into, np.uint64(key), first)
+        if at == FINE:
+            return
+        if residual is not None:
+            self.give_back(into[: self.nbytes(at)], residual[:at])
+            values = values + np.float32(gain) * residual
+        bad = at + int(np.argmax(~(np.abs(values[at:]) <= np.float32(self.largest))))
+        raise NotFinite(
+            f"element {bad} is {values[bad]}: codec {self} encodes finite values up to "
+            f"{self.largest:.5g}. Lower the learning rate or clip the gradient"
+        )
+
+    def decode(self, data: np.ndarray, into: np.ndarray) -> None:
+        """Decode all of `data` into finite values.
+
+        Args:
+            data: (`nbytes(n)`,) uint8.
+            into: (n,) float32; what it holds after an error is undefined.
+
+        Raises:
+            BadEncoding: `data` is too short or too long, or has a scale or a code that no encoder
+                writes.
+        """
+        if len(data) != self.nbytes(len(into)):
+            raise BadEncoding(
+                f"{len(into)} values of codec {self} have {self.nbytes(len(into))} bytes, not "
+                f"{len(data)}"
+            )
+        at = self._decode(data, into)
+        if at != FINE:
+            raise BadEncoding(f"codec {self}: a scale or a code behind element {at} is invalid")
+
+    def give_back(self, data: np.ndarray, residual: np.ndarray) -> None:
+        """Add encoded values to a residual, because they did not count where they were sent.
+
+        Raises:
+            BadEncoding: as `decode`.
+        """
+        values = np.empty_like(residual)
+        self.decode(data, values)
+        residual += values
+
+    def __str__(self) -> str:
+        shown = [self.name]
+        for each in msgspec.structs.fields(self):
+            value = getattr(self, each.name)
+            if each.name == self.argument:
+                shown.append(f"{value:g}" if isinstance(value, float) else f"{value}")
+            elif value != each.default:
+                shown.append(f"{each.name}={value}")
+        return ":".join(shown)

@@ -1,0 +1,54 @@
+"""The codecs by name, and how a text says which one: NAME[:VALUE][:OPTION=VALUE]..."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shoal.codecs.base import Codec
+from shoal.codecs.casts import BF16, FP16
+from shoal.codecs.grids import QSGD, Int
+from shoal.codecs.natural import Natural
+from shoal.codecs.signs import OneBit, Sign, Ternary
+from shoal.errors import InvalidValue
+from shoal.registry import Registry, unknown
+
+codecs: Registry[type[Codec]] = Registry("codec")
+for _codec in (FP16, BF16, Int, QSGD, Natural, Ternary, OneBit, Sign):
+    codecs.add(_codec.name, _codec)
+
+
+def codec_of(text: str) -> Codec:
+    """Return the codec that a text describes.
+
+    Raises:
+        UnknownName: no such codec, or it has no such option.
+        InvalidValue: a value of the wrong type, or out of its range.
+
+    >>> codec_of("int:4:scale=power")
+    Int(bits=4, scale='power', block=512)
+    >>> str(codec_of("int:bits=4:block=64")), str(codec_of("int"))
+    ('int:4:block=64', 'int:8')
+    """
+    name, *given = text.split(":")
+    kind = codecs[name]
+    options: dict[str, str] = {}
+    for number, each in enumerate(given):
+        option, equals, value = each.partition("=")
+        if not equals:
+            option, value = kind.argument, each
+            if number or not option:
+                raise InvalidValue(
+                    f"codec {text!r}: {each!r} has no name; a codec is NAME[:VALUE][:OPTION=VALUE]"
+                )
+        if option not in kind.__struct_fields__:
+            raise unknown(f"option of codec {name!r}", option, kind.__struct_fields__)
+        if option in options:
+            raise InvalidValue(f"codec {text!r} has {option} twice")
+        options[option] = value
+    try:
+        return msgspec.convert(options, kind, strict=False)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$.")
+        raise InvalidValue(
+            f"codec {text!r}, {where.rstrip('`') or 'options'}: {what[0].lower()}{what[1:]}"
+        ) from None

@@ -11,29 +11,29 @@ from shoal.testing import codecs as suite
 class OneKey(QSGD, frozen=True):
     name = "one key for all"
 
-    def _encode(self, values, residual, gain, into, key, first):
-        return super()._encode(values, residual, gain, into, np.uint64(0), 0)
+    def _encode(self, values, into):
+        return super()._encode(values._replace(key=np.uint64(0), first=np.uint64(0)), into)
 
 
 class TowardsZero(QSGD, frozen=True):
     name = "rounds towards zero"
 
-    def _encode(self, values, residual, gain, into, key, first):
-        return super()._encode(values * np.float32(0.99), residual, gain, into, key, first)
+    def _encode(self, values, into):
+        return super()._encode(values._replace(values=values.values * np.float32(0.99)), into)
 
 
 class Forgets(Int, frozen=True):
     name = "keeps no residual"
 
-    def _encode(self, values, residual, gain, into, key, first):
-        return super()._encode(values, residual[:0], gain, into, key, first)
+    def _encode(self, values, into):
+        return super()._encode(values._replace(residual=values.residual[:0]), into)
 
 
 class NoGain(Int, frozen=True):
     name = "takes the residual as it is"
 
-    def _encode(self, values, residual, gain, into, key, first):
-        return super()._encode(values, residual, np.float32(1), into, key, first)
+    def _encode(self, values, into):
+        return super()._encode(values._replace(gain=np.float32(1)), into)
 
 
 class Trusts(Ternary, frozen=True):
@@ -48,8 +48,8 @@ class Trusts(Ternary, frozen=True):
 class Blind(Int, frozen=True):
     name = "sees no NaN"
 
-    def _encode(self, values, residual, gain, into, key, first):
-        return super()._encode(np.nan_to_num(values), residual, gain, into, key, first)
+    def _encode(self, values, into):
+        return super()._encode(values._replace(values=np.nan_to_num(values.values)), into)
 
 
 class WritesOn(Int, frozen=True):

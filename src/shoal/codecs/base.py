@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,6 +18,16 @@ FINE = -1  # what a kernel returns if it has found no fault; else the first elem
 def option(text: str, **bounds: Any) -> Any:
     """Return the annotation of an option: its description, and the bounds of `msgspec.Meta`."""
     return msgspec.Meta(description=text, **bounds)
+
+
+class Given(NamedTuple):
+    """What a codec encodes, as in `Codec.encode`; the residual is empty without feedback."""
+
+    values: np.ndarray
+    residual: np.ndarray
+    gain: np.float32
+    key: np.uint64
+    first: np.uint64
 
 
 def residual_of(count: int) -> np.ndarray:
@@ -64,19 +74,8 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the bytes of `count` encoded values."""
 
     @abstractmethod
-    def _encode(
-        self,
-        values: np.ndarray,
-        residual: np.ndarray,
-        gain: np.float32,
-        into: np.ndarray,
-        key: np.uint64,
-        first: int,
-    ) -> int:
-        """Encode, and return FINE or the first element of a block that cannot be encoded.
-
-        residual:  an array as long as `values`, or an empty one
-        """
+    def _encode(self, values: Given, into: np.ndarray) -> int:
+        """Encode, and return FINE or the first element of a block that cannot be encoded."""
 
     @abstractmethod
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
@@ -111,16 +110,18 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             NotFinite: x has a NaN, an infinity, or a value beyond `largest`. What was encoded
                 before it is given back to the residual, as decoded.
-            InvalidValue: an array has another length.
+            InvalidValue: an array has another length or dtype, or is not contiguous.
         """
         count = len(values)
         left = NOTHING if residual is None else residual
+        _check((values, np.float32), (left, np.float32), (into, np.uint8))
         if len(into) != self.nbytes(count) or len(left) not in (0, count):
             raise InvalidValue(
                 f"{count} values of codec {self} need {self.nbytes(count)} bytes and no residual "
                 f"or one of {count} values, not {len(into)} bytes and a residual of {len(left)}"
             )
-        at = self._encode(values, left, np.float32(gain), into, np.uint64(key), first)
+        given = Given(values, left, np.float32(gain), np.uint64(key), np.uint64(first))
+        at = self._encode(given, into)
         if at == FINE:
             return
         if residual is not None:
@@ -142,7 +143,9 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             BadEncoding: `data` is too short or too long, or has a scale or a code that no encoder
                 writes.
+            InvalidValue: an array has another dtype, or is not contiguous.
         """
+        _check((data, np.uint8), (into, np.float32))
         if len(data) != self.nbytes(len(into)):
             raise BadEncoding(
                 f"{len(into)} values of codec {self} have {self.nbytes(len(into))} bytes, not "
@@ -171,3 +174,13 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             elif value != each.default:
                 shown.append(f"{each.name}={value}")
         return ":".join(shown)
+
+
+def _check(*arrays: tuple[np.ndarray, type]) -> None:
+    """Refuse arrays that the loops would misread."""
+    for array, dtype in arrays:
+        if array.dtype != dtype or array.ndim != 1 or not array.flags.c_contiguous:
+            raise InvalidValue(
+                f"a codec takes contiguous {dtype.__name__} values in one dimension, not "
+                f"{array.dtype} of shape {array.shape} and strides {array.strides}"
+            )

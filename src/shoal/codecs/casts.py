@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from shoal.codecs.base import Codec
-from shoal.codecs.kernels import F, bits_of, float_of, load, part
+from shoal.codecs.base import Codec, Given
+from shoal.codecs.kernels import BLOCK, F, bits_of, float_of, load, part
 from shoal.jit import U, kernel
 
-BLOCK = 512
 HALF_LARGEST = np.int32(0x477FEFFF)  # the bits of the last float32 that rounds to 65504
 BRAIN_LARGEST = np.int32(0x7F7F7FFF)  # the same for bfloat16
 
@@ -25,16 +24,8 @@ class _Cast(Codec, frozen=True):
     def nbytes(self, count: int) -> int:
         return 2 * count
 
-    def _encode(
-        self,
-        values: np.ndarray,
-        residual: np.ndarray,
-        gain: np.float32,
-        into: np.ndarray,
-        key: np.uint64,
-        first: int,
-    ) -> int:
-        return int(_encode(values, residual, gain, into.view(np.uint16), self.name == "fp16"))
+    def _encode(self, values: Given, into: np.ndarray) -> int:
+        return int(_encode(*values[:3], into.view(np.uint16), self.name == "fp16"))
 
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
         return int(_decode(data.view(np.uint16), into, self.name == "fp16"))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from shoal.codecs.base import Codec, option
+from shoal.codecs.base import Codec, Given, option
 from shoal.codecs.kernels import (
     BLOCK,
     HIGHEST,
@@ -15,7 +15,6 @@ from shoal.codecs.kernels import (
     ROUND_BITS,
     SMALL,
     F,
-    _packed_bytes,
     bits_of,
     blocks_bytes,
     draw,
@@ -24,6 +23,7 @@ from shoal.codecs.kernels import (
     load,
     most_step,
     pack,
+    packed_size,
     part,
     put_float,
     unpack,
@@ -32,7 +32,6 @@ from shoal.codecs.kernels import (
 from shoal.jit import U, kernel, mixed
 
 Block = Annotated[int, option("values that share a scale", ge=8, le=4096, multiple_of=8)]
-EXPONENT_BIAS = np.int32(127)
 _SCALE_BYTES = {"float": 4, "power": 1}
 
 
@@ -71,17 +70,9 @@ class Int(_Grid, frozen=True):
     def nbytes(self, count: int) -> int:
         return blocks_bytes(count, self.block, self.bits, _SCALE_BYTES[self.scale])
 
-    def _encode(
-        self,
-        values: np.ndarray,
-        residual: np.ndarray,
-        gain: np.float32,
-        into: np.ndarray,
-        key: np.uint64,
-        first: int,
-    ) -> int:
+    def _encode(self, values: Given, into: np.ndarray) -> int:
         power = self.scale == "power"
-        return int(_nearest(values, residual, gain, into, self.block, self.bits, power))
+        return int(_nearest(*values[:3], into, self.block, self.bits, power))
 
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
         return int(_decode(data, into, self.block, self.bits, self.scale == "power"))
@@ -118,17 +109,9 @@ class QSGD(_Grid, frozen=True):
     def nbytes(self, count: int) -> int:
         return blocks_bytes(count, self.block, self.bits, 4)
 
-    def _encode(
-        self,
-        values: np.ndarray,
-        residual: np.ndarray,
-        gain: np.float32,
-        into: np.ndarray,
-        key: np.uint64,
-        first: int,
-    ) -> int:
-        given = self.block, self.bits, self.norm == "l2", key, U(first)
-        return int(_stochastic(values, residual, gain, into, *given))
+    def _encode(self, values: Given, into: np.ndarray) -> int:
+        given = self.block, self.bits, self.norm == "l2", values.key, values.first
+        return int(_stochastic(*values[:3], into, *given))
 
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
         return int(_decode(data, into, self.block, self.bits, False))
@@ -171,7 +154,7 @@ def _nearest(
             at += 4
         inverse = F(1) / step if step > F(0) else F(0)
         _round_nearest(some, inverse, step, up, left, of)
-        size = _packed_bytes(stop - start, bits)
+        size = packed_size(stop - start, bits)
         pack(of, bits, out[at : at + size])
         at += size
     return -1
@@ -223,7 +206,7 @@ def _stochastic(
         _round_at_random(some, inverse, np.int32(levels), draws, of)
         if left.size:
             _keep(some, of, step, np.int32(levels), left)
-        size = _packed_bytes(stop - start, bits)
+        size = packed_size(stop - start, bits)
         pack(of, bits, out[at : at + size])
         at += size
     return -1
@@ -271,7 +254,7 @@ def _decode(data: Any, into: Any, block: Any, bits: Any, power: Any) -> Any:
             at += 4
         if not valid(step, most_step(levels)):
             return start
-        size = _packed_bytes(stop - start, bits)
+        size = packed_size(stop - start, bits)
         unpack(data[at : at + size], bits, of)
         at += size
         most = np.uint8(0)

@@ -145,7 +145,7 @@ def packed_bytes(count: int, bits: int) -> int:
     return nbytes
 
 
-_packed_bytes = kernel(packed_bytes)
+packed_size = kernel(packed_bytes)  # the same, for loops
 
 
 def blocks_bytes(count: int, block: int, bits: int, scale_bytes: int) -> int:

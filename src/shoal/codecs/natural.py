@@ -6,20 +6,19 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from shoal.codecs.base import Codec, option
+from shoal.codecs.base import Codec, Given, option
 from shoal.codecs.grids import Block
 from shoal.codecs.kernels import (
     BLOCK,
-    INFINITE,
     MAGNITUDE,
     F,
-    _packed_bytes,
     bits_of,
     blocks_bytes,
     draw,
     float_of,
     load,
     pack,
+    packed_size,
     part,
     unpack,
 )
@@ -62,16 +61,9 @@ class Natural(Codec, frozen=True):
     def largest(self) -> float:
         return float(2.0**127)  # the largest power of two
 
-    def _encode(
-        self,
-        values: np.ndarray,
-        residual: np.ndarray,
-        gain: np.float32,
-        into: np.ndarray,
-        key: np.uint64,
-        first: int,
-    ) -> int:
-        return int(_encode(values, residual, gain, into, self.block, self.bits, key, U(first)))
+    def _encode(self, values: Given, into: np.ndarray) -> int:
+        given = self.block, self.bits, values.key, values.first
+        return int(_encode(*values[:3], into, *given))
 
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
         return int(_decode(data, into, self.block, self.bits))
@@ -94,12 +86,12 @@ def _encode(
     highest = np.int32(np.int32(254) << np.int32(23))  # the bits of 2**127
     for start in range(0, count, block):
         stop = min(count, start + block)
-        size = _packed_bytes(stop - start, bits)
+        size = packed_size(stop - start, bits)
         packed, some = out[at + 1 : at + 1 + size], x[: stop - start]
         of = packed if bits == 8 else codes[: stop - start]
         left = part(residual, start, stop)
         top = load(values[start:stop], left, gain, some)
-        if top > highest or top >= INFINITE:
+        if top > highest:
             return start
         high = min(np.int32(np.int32(top >> np.int32(23)) + np.int32(1)), np.int32(254))
         low = max(np.int32(high - exponents + np.int32(1)), np.int32(1))
@@ -166,7 +158,7 @@ def _decode(data: Any, into: Any, block: Any, bits: Any) -> Any:
         low = np.int32(data[at])
         if low < 1 or low + exponents - 1 > 254:
             return start
-        size = _packed_bytes(stop - start, bits)
+        size = packed_size(stop - start, bits)
         unpack(data[at + 1 : at + 1 + size], bits, of)
         at += 1 + size
         _values(of, low, np.int32(bits - 1), some)

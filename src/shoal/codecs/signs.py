@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from shoal.codecs.base import Codec, option
+from shoal.codecs.base import Codec, Given, option
 from shoal.codecs.grids import Block
 from shoal.codecs.kernels import (
     BLOCK,
@@ -14,13 +14,13 @@ from shoal.codecs.kernels import (
     LARGEST,
     SMALL,
     F,
-    _packed_bytes,
     blocks_bytes,
     draw,
     float_of,
     get_float,
     load,
     pack,
+    packed_size,
     part,
     put_float,
     unpack,
@@ -51,16 +51,8 @@ class OneBit(Codec, frozen=True):
     def nbytes(self, count: int) -> int:
         return blocks_bytes(count, self.block, 1, 8)
 
-    def _encode(
-        self,
-        values: np.ndarray,
-        residual: np.ndarray,
-        gain: np.float32,
-        into: np.ndarray,
-        key: np.uint64,
-        first: int,
-    ) -> int:
-        return int(_encode_signs(values, residual, gain, into, self.block, False, True))
+    def _encode(self, values: Given, into: np.ndarray) -> int:
+        return int(_encode_signs(*values[:3], into, self.block, False, True))
 
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
         return int(_decode_signs(data, into, self.block, False, True))
@@ -93,17 +85,9 @@ class Sign(Codec, frozen=True):
     def nbytes(self, count: int) -> int:
         return blocks_bytes(count, self.block, 1, 4 if self.scale == "mean" else 0)
 
-    def _encode(
-        self,
-        values: np.ndarray,
-        residual: np.ndarray,
-        gain: np.float32,
-        into: np.ndarray,
-        key: np.uint64,
-        first: int,
-    ) -> int:
+    def _encode(self, values: Given, into: np.ndarray) -> int:
         given = self.block, self.scale == "one", False
-        return int(_encode_signs(values, residual, gain, into, *given))
+        return int(_encode_signs(*values[:3], into, *given))
 
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
         return int(_decode_signs(data, into, self.block, self.scale == "one", False))
@@ -138,17 +122,9 @@ class Ternary(Codec, frozen=True):
     def nbytes(self, count: int) -> int:
         return blocks_bytes(count, self.block, 2, 4)
 
-    def _encode(
-        self,
-        values: np.ndarray,
-        residual: np.ndarray,
-        gain: np.float32,
-        into: np.ndarray,
-        key: np.uint64,
-        first: int,
-    ) -> int:
-        given = self.block, self.fit, key, U(first)
-        return int(_encode_ternary(values, residual, gain, into, *given))
+    def _encode(self, values: Given, into: np.ndarray) -> int:
+        given = self.block, self.fit, values.key, values.first
+        return int(_encode_ternary(*values[:3], into, *given))
 
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
         return int(_decode_ternary(data, into, self.block))
@@ -178,7 +154,7 @@ def _encode_signs(
         _codes(some, of)
         if left.size:
             _keep(some, above, below, left)
-        size = _packed_bytes(stop - start, 1)
+        size = packed_size(stop - start, 1)
         pack(of, 1, out[at : at + size])
         at += size
     return -1
@@ -243,7 +219,7 @@ def _decode_signs(data: Any, into: Any, block: Any, unit: Any, two: Any) -> Any:
             at += 4
         if not (valid(above, LARGEST) and valid(below, LARGEST)):
             return start
-        size = _packed_bytes(stop - start, 1)
+        size = packed_size(stop - start, 1)
         unpack(data[at : at + size], 1, of)
         at += size
         for i in range(U(of.size)):
@@ -285,7 +261,7 @@ def _encode_ternary(
         if left.size:
             for i in range(U(some.size)):
                 left[i] = some[i] - _ternary_value(of[i], scale)
-        size = _packed_bytes(stop - start, 2)
+        size = packed_size(stop - start, 2)
         pack(of, 2, out[at : at + size])
         at += size
     return -1
@@ -324,7 +300,7 @@ def _decode_ternary(data: Any, into: Any, block: Any) -> Any:
         scale = get_float(data, at)
         if not valid(scale, LARGEST):
             return start
-        size = _packed_bytes(stop - start, 2)
+        size = packed_size(stop - start, 2)
         unpack(data[at + 4 : at + 4 + size], 2, of)
         at += 4 + size
         most = np.uint8(0)

@@ -139,8 +139,8 @@ def what_is_not_finite_is_refused(codec: Codec) -> None:
             assert np.abs(residual - kept)[:at].max(initial=0) < 1e-5, f"{codec}: half given back"
 
 
-def other_lengths_are_refused(codec: Codec) -> None:
-    """Encode into, and decode from, arrays that are a byte too short or too long."""
+def other_arrays_are_refused(codec: Codec) -> None:
+    """Encode and decode arrays that are too short or too long, or of another kind."""
     values = values_of(100)
     for wrong in (-1, 1):
         data = np.zeros(codec.nbytes(100) + wrong, np.uint8)
@@ -150,6 +150,9 @@ def other_lengths_are_refused(codec: Codec) -> None:
             codec.decode(data, np.empty(100, np.float32))
     with raises(InvalidValue):
         codec.encode(values, encoded(codec, values), residual=np.zeros(99, np.float32))
+    for other in (values.astype(np.float64), np.repeat(values, 2)[::2], values.reshape(10, 10)):
+        with raises(InvalidValue):
+            codec.encode(other, np.empty(codec.nbytes(len(other)), np.uint8))
 
 
 def damaged_bytes_harm_nothing(codec: Codec) -> None:

@@ -12,6 +12,8 @@ TEXTS = [
     *(f"qsgd:{bits}" for bits in (2, 3, 5, 8)),
     *("qsgd:4:norm=l2", "qsgd:2:norm=l2:block=4096"),
     *("natural:2", "natural:4", "natural:7:block=64"),
+    *("topk:0.3", "topk:1", "randomk:0.2", "randomk:1"),
+    *("topk:0.2+int:8", "randomk:0.5+onebit", "topk:0.1+qsgd:4", "topk:0.5+fp16"),
     *("ternary:fit=3", "sign:scale=mean", "onebit:block=8"),
 ]
 

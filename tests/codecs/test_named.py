@@ -8,7 +8,15 @@ from shoal.errors import InvalidValue, UnknownName
 
 @pytest.mark.parametrize(
     "text",
-    ["int:8", "int:4", "int:8:scale=power:block=32", "qsgd:4", "qsgd:4:norm=l2", "ternary:fit=3"],
+    [
+        "int:8",
+        "int:4",
+        "int:8:scale=power:block=32",
+        "qsgd:4",
+        "qsgd:4:norm=l2",
+        "ternary:fit=3",
+        "topk:0.01+int:8",
+    ],
 )
 def test_a_codec_as_text_is_the_text_that_makes_it(text):
     assert str(codec_of(text)) == text
@@ -16,7 +24,7 @@ def test_a_codec_as_text_is_the_text_that_makes_it(text):
 
 
 def test_every_codec_has_a_summary_and_a_source():
-    assert len([*codecs]) == 8
+    assert len([*codecs]) == 10
     assert all(codecs[name].summary and codecs[name].source for name in codecs)
 
 
@@ -36,6 +44,12 @@ def test_every_codec_has_a_summary_and_a_source():
         ("fp16:2", InvalidValue, "'2' has no name"),
         ("int:8:bits=4", InvalidValue, "has bits twice"),
         ("int:", InvalidValue, "bits: "),
+        ("topk:0", InvalidValue, "share: expected `float` > 0"),
+        ("topk:1.5", InvalidValue, "share: expected `float` <= 1"),
+        ("int:8+topk:0.1", InvalidValue, "the codec before . sends some of the values"),
+        ("topk:0.1+topk:0.1", InvalidValue, "the one behind it encodes these"),
+        ("topk:0.1+int:8+int:4", InvalidValue, "sends some of the values"),
+        ("topk:0.1+", UnknownName, "unknown codec ''"),
     ],
 )
 def test_what_is_no_codec_is_refused(text, kind, message):

@@ -16,6 +16,6 @@ or messages.
 """
 
 from shoal.codecs.base import Codec, residual_of
-from shoal.codecs.named import codec_of, codecs
+from shoal.codecs.named import codec_of, codecs, pulled_codec_of
 
-__all__ = ["Codec", "codec_of", "codecs", "residual_of"]
+__all__ = ["Codec", "codec_of", "codecs", "pulled_codec_of", "residual_of"]

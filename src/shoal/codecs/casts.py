@@ -40,6 +40,7 @@ class FP16(_Cast, frozen=True):
         (2048, 65504.0)
     """
 
+    stateless = True
     name = "fp16"
     summary = "half precision: 11 bits of mantissa, up to 65504"
     source = "IEEE 754, binary16"
@@ -58,6 +59,7 @@ class BF16(_Cast, frozen=True):
         2048
     """
 
+    stateless = True
     name = "bf16"
     summary = "bfloat16: 8 bits of mantissa, the range of float32"
     source = "Kalamkar 2019, section 3"

@@ -53,6 +53,7 @@ class Int(_Grid, frozen=True):
         (1032, 520)
     """
 
+    stateless = True
     name = "int"
     argument = "bits"
     summary = "rounds to the nearest of 2^bits - 1 levels in blocks with a scale each"
@@ -91,6 +92,7 @@ class QSGD(_Grid, frozen=True):
         520
     """
 
+    stateless = True
     name = "qsgd"
     argument = "bits"
     summary = "rounds at random to 2^bits - 1 levels in blocks with a scale each; unbiased"

@@ -7,6 +7,7 @@ encoding of the first blocks. Integers are cast at each step: numba widens them 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,7 @@ def packed_bytes(count: int, bits: int) -> int:
 packed_size = kernel(packed_bytes)  # the same, for loops
 
 
+@lru_cache(1 << 10)
 def blocks_bytes(count: int, block: int, bits: int, scale_bytes: int) -> int:
     """Return the bytes of the records of `count` values; the last block may be a short one.
 

@@ -1,4 +1,4 @@
-"""The codecs by name, and how a text says which one: NAME[:VALUE][:OPTION=VALUE]..."""
+"""The codecs by name, and how a text says which: NAME[:VALUE][:OPTION=VALUE]...[+CODEC]"""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from shoal.codecs.casts import BF16, FP16
 from shoal.codecs.grids import QSGD, Int
 from shoal.codecs.natural import Natural
 from shoal.codecs.signs import OneBit, Sign, Ternary
+from shoal.codecs.sparse import Chain, RandomK, Sparse, TopK
 from shoal.errors import InvalidValue
 from shoal.registry import Registry, unknown
 
 codecs: Registry[type[Codec]] = Registry("codec")
-for _codec in (FP16, BF16, Int, QSGD, Natural, Ternary, OneBit, Sign):
+for _codec in (FP16, BF16, Int, QSGD, Natural, Ternary, OneBit, Sign, TopK, RandomK):
     codecs.add(_codec.name, _codec)
 
 
@@ -29,6 +30,15 @@ def codec_of(text: str) -> Codec:
     >>> str(codec_of("int:bits=4:block=64")), str(codec_of("int"))
     ('int:4:block=64', 'int:8')
     """
+    before, plus, behind = text.partition("+")
+    if plus:
+        first, second = codec_of(before), codec_of(behind)
+        if not isinstance(first, Sparse) or isinstance(second, Sparse | Chain):
+            raise InvalidValue(
+                f"codec {text!r}: the codec before + sends some of the values ("
+                f"{TopK.name} or {RandomK.name}), and the one behind it encodes these"
+            )
+        return Chain(first, second)
     name, *given = text.split(":")
     kind = codecs[name]
     options: dict[str, str] = {}
@@ -52,3 +62,20 @@ def codec_of(text: str) -> Codec:
         raise InvalidValue(
             f"codec {text!r}, {where.rstrip('`') or 'options'}: {what[0].lower()}{what[1:]}"
         ) from None
+
+
+def pulled_codec_of(text: str) -> Codec:
+    """Return the codec that a text describes, for rows that are pulled: there is no residual.
+
+    Raises:
+        UnknownName: as `codec_of`.
+        InvalidValue: as `codec_of`; or what the codec leaves out would have to come later.
+    """
+    codec = codec_of(text)
+    if not codec.stateless:
+        known = ", ".join(name for name in codecs if codecs[name].stateless)
+        raise InvalidValue(
+            f"codec {text!r} leaves out what has to come later, and rows that are pulled have no "
+            f"residual: for these there are {known}"
+        )
+    return codec

@@ -128,15 +128,15 @@ def what_is_not_finite_is_refused(codec: Codec) -> None:
     """Encode a NaN, infinities and a value that is too large, at several places."""
     for bad in (np.nan, np.inf, -np.inf, *([codec.largest * 1.01] if codec.largest < 3e38 else [])):
         for at in (0, 511, 512, 1029):
-            values, residual = values_of(1030), np.zeros(1030, np.float32)
+            values = values_of(1030)
+            before = values[::-1].copy()
             values[at] = bad
+            residual = before.copy()
             data = np.empty(codec.nbytes(1030), np.uint8)
             with raises(NotFinite) as caught:
-                codec.encode(values, data, residual=residual)
+                codec.encode(values, data, residual=residual, gain=0.5)
             assert f"element {at} " in str(caught[0]), f"{codec}: {caught[0]}"
-            assert np.isfinite(residual).all(), f"{codec}: the residual is not finite"
-            kept = np.where(residual == 0, 0, values)
-            assert np.abs(residual - kept)[:at].max(initial=0) < 1e-5, f"{codec}: half given back"
+            assert np.abs(residual - before).max() < 1e-4, f"{codec}: the residual has changed"
 
 
 def other_arrays_are_refused(codec: Codec) -> None:

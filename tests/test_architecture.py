@@ -15,7 +15,7 @@ LEVELS = [
     {"errors", "extras", "keys", "lazy", "registry", "factories", "ownership", "jit"},
     {"tables", "codecs"},
     {"protocol"},
-    {"transport", "collective", "storage", "data"},
+    {"transport", "collective", "storage", "data", "pushes"},
     {"strategies", "graph"},
     {"node", "simulation"},
     {"client"},

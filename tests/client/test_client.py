@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import shoal
-from shoal.client import finite
 from shoal.errors import (
     AddressInvalid,
     BufferInUse,
@@ -24,6 +23,7 @@ from shoal.errors import (
 from shoal.keys import KeyRange
 from shoal.node.future import Future
 from shoal.protocol.requests import DeclareTable, Exchange, FinishWork, PushOp, Start, Wait
+from shoal.pushes import finite
 from shoal.tables.consistency import bsp
 from shoal.tables.spec import Access, TableSpec
 from shoal.tables.values import bytes_of

@@ -81,6 +81,25 @@ def test_a_run_resumed_from_a_timed_checkpoint_has_the_same_losses(tmp_path):
     assert all(abs(before[key] - loss) < 1e-6 for key, loss in after.items())
 
 
+@pytest.mark.parametrize(
+    "codecs",
+    [["onebit"], ["qsgd:4", "--server-codec", "qsgd:8"], ["topk:0.1+int:4", "--replicas", "2"]],
+    ids=lambda words: words[0],
+)
+def test_with_codecs_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(codecs, tmp_path):
+    more = ["--servers", 2, "--epochs", "2", "--batch-size", "32", "--seed", "3", "--codec"]
+    whole = train("digits", *more, *codecs, "--checkpoint-every", 20, "--out", tmp_path)
+    resumed = train("--resume", whole.path, "--resume-at", 20, "--servers", 3, "--out", tmp_path)
+    before, after = losses(whole), losses(resumed)
+    assert 40 < len(after) < len(before)
+    assert all(before[key] == loss for key, loss in after.items())
+    assert resumed.summary["loss"] == whole.summary["loss"]
+    [state] = (whole.path / "checkpoints" / "0000000020").glob("worker-0*")
+    assert ("residuals" in state.read_bytes()[:100_000].decode(errors="ignore")) == (
+        "qsgd:4" not in codecs
+    )
+
+
 def test_dropout_and_batch_norm_resume_exactly(tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(

@@ -30,6 +30,7 @@ from shoal.protocol.requests import (
     DeclareTable,
     Exchange,
     FinishWork,
+    Forget,
     Start,
     Wait,
 )
@@ -326,6 +327,9 @@ class Client(Operations, WorkerFigures):
                         future = self._tickets.pop(ticket)
                         future.wait()
                         value = future.outcome
+                    case Forget():
+                        self._door.forget(request)
+                        value = Outcome()
                     case DeclareTable(spec):
                         value = Outcome(value=self.create_table(spec))
                     case _:

@@ -115,14 +115,15 @@ class Exchanges:
         out: Tensor | None = None,
         *,
         cmd: int = 0,
+        exact: bool = False,
         after: After = (),
         timeout_s: float | None = None,
     ) -> tuple[Exchange, Finish]:
         if keys is None and out is not None and not after:
-            key = (table, id(out), timeout_s)
+            key = (table, id(out), exact, timeout_s)
             cached = self._cache.get(key)
             if cached is None or not cached.fits(out, out):
-                op, _ = self._pull_op(table, None, out)
+                op, _ = self._pull_op(table, None, out, exact)
                 ask = Exchange(pulls=(op,), timeout_s=timeout_s)
                 cached = self._remember(key, ask, (out,))
             return cached.ask, lambda: out
@@ -136,7 +137,7 @@ class Exchanges:
             ask, called = self.calls.pull(spec, keys, cmd)
             ask = msgspec.structs.replace(ask, after=ids_of(after), timeout_s=timeout_s)
             return ask, called
-        op, finish = self._pull_op(table, keys, out)
+        op, finish = self._pull_op(table, keys, out, exact)
         return Exchange(pulls=(op,), after=ids_of(after), timeout_s=timeout_s), finish
 
     def push_pull(
@@ -252,7 +253,9 @@ class Exchanges:
             return push_op(spec, batch, values), *pull_op(spec, batch, out)
         return self._push_op(table, values, keys, None, False), *self._pull_op(table, keys, out)
 
-    def _pull_op(self, table: str, keys: Keys, out: Tensor | None) -> tuple[PullOp, Finish]:
+    def _pull_op(
+        self, table: str, keys: Keys, out: Tensor | None, exact: bool = False
+    ) -> tuple[PullOp, Finish]:
         spec = self._table(table)
         if spec.sparse:
             from shoal.client.sparse.exchanges import Batch, pull_op
@@ -273,7 +276,7 @@ class Exchanges:
             )
         target = out
         if plain:
-            return PullOp(table, rows, bytes_of(target)), lambda: target
+            return PullOp(table, rows, bytes_of(target), exact=exact), lambda: target
         staged = torch.empty((len(chosen), spec.width), dtype=out.dtype)
         index = torch.from_numpy(order)
 

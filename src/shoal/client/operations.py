@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Unpack
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, Unpack
 
+import numpy as np
 from torch import Tensor
 
 from shoal.client.exchanges import Exchanges, Keys, ids_of, watch_buffers
-from shoal.client.finite import Finite
 from shoal.client.options import (
     After,
     ClientOptions,
@@ -27,6 +28,7 @@ from shoal.protocol.messages.admin import CheckpointPlanned
 from shoal.protocol.messages.membership import Group
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, SaveCheckpoint
 from shoal.protocol.views import View
+from shoal.pushes import Door
 from shoal.storage.run_folder import folder_of
 from shoal.tables.opening import checked, registered
 from shoal.tables.spec import TableSpec
@@ -44,7 +46,7 @@ class Operations:
         self._driver = driver
         session = driver.machine.session
         self._sums: Sums = SumsByRing(driver)
-        self._finite = Finite(self.table)
+        self._door = Door(self.table, options.seed, lambda: session.rank)
         self._exchanges = Exchanges(self.table, lambda: self.view, lambda: session.incarnation)
 
     @property
@@ -173,7 +175,7 @@ class Operations:
             keys: as in `push`.
             out: a contiguous CPU tensor (n, *row_shape) of the table's dtype that receives the
                 rows; a new one by default. It must not be used before the future is done.
-            options: the fields of `PullOptions`: cmd, after, timeout_s.
+            options: the fields of `PullOptions`: cmd, exact, after, timeout_s.
 
         Returns:
             A future of the rows, (n, *row_shape); for a custom table, whose keys have to be sorted
@@ -392,6 +394,26 @@ class Operations:
         """
         return self._begin(ask)
 
+    def residuals(self) -> dict[str, dict[str, np.ndarray]]:
+        """Return, by table, what codecs have left out of this worker's pushes so far.
+
+        Returns:
+            Of each table "residual", (rows * width,) float32, and "units", (fragments,): the weight
+            in whose units the residual of each fragment is. It belongs to a checkpoint of the
+            worker, for `load_residuals`.
+        """
+        return self._door.state_dict()
+
+    def load_residuals(self, state: Mapping[str, Mapping[str, Any]], start_clock: int = 0) -> None:
+        """Continue with what `residuals` has returned in an earlier run, before the first push.
+
+        Args:
+            state: what it has returned.
+            start_clock: the clock of the worker then, so that codecs draw the random bits that they
+                would have drawn.
+        """
+        self._door.load_state_dict(state, start_clock)
+
     def waiting(self) -> list[tuple[str, str]]:
         """Return the unanswered requests, each with the reason why it waits.
 
@@ -403,15 +425,35 @@ class Operations:
 
     def _begin(self, request: object, finish: Finish | None = None) -> Future:
         """Submit a request."""
-        return self._driver.ask(*self._ready(request, finish), isinstance(request, Exchange))
+        asked = isinstance(request, Exchange)
+        sent, finish = self._ready(request, finish)
+        return self._watched(self._driver.ask(sent, finish, asked), sent)
 
     def _run(self, request: object, finish: Finish | None = None) -> Future:
         """Submit a request and wait; the future is done."""
-        return self._driver.run(*self._ready(request, finish))
+        sent, finish = self._ready(request, finish)
+        return self._watched(self._driver.run(sent, finish), sent)
 
     def _ready(self, request: object, finish: Finish | None) -> tuple[object, Finish | None]:
-        """Return a request as it is sent, checked if it is an exchange, and what finishes it."""
+        """Return a request as it is sent, and what finishes it."""
         if not isinstance(request, Exchange):
             return request, finish
-        ready = self._finite.checked(request)
+        ready = self._door.ready(request, self._driver.machine.clock)
+        if ready.pulls is not request.pulls:
+            finish = partial(self._landed, request, ready, finish)
         return ready, watch_buffers(ready, finish) if self.options.debug else finish
+
+    def _landed(self, request: Exchange, sent: Exchange, finish: Finish | None) -> Any:
+        """Decode the rows that have come encoded, then finish the request."""
+        self._door.landed(request, sent)
+        return finish() if finish is not None else None
+
+    def _watched(self, future: Future, sent: object) -> Future:
+        """Return the future of a request; if it was encoded, what does not count is kept."""
+        if isinstance(sent, Exchange) and any(op.sizes for op in sent.pushes):
+            future.add_done_callback(partial(self._settled, sent))
+        return future
+
+    def _settled(self, sent: Exchange, future: Future) -> None:
+        assert future.outcome is not None
+        self._door.settled(sent, future.outcome)

@@ -65,6 +65,7 @@ class ClientOptions(msgspec.Struct, frozen=True):
             attach to a running cluster.
         group_size: the number of workers that make an attached group complete; the group begins
             then.
+        seed: the seed of the random bits that codecs draw.
         namespace: the prefix of this worker's table names. `w` is the table in the namespace, `/w`
             the first group's table. None stands for the group's name, "" for the first group's
             tables.
@@ -96,6 +97,7 @@ class ClientOptions(msgspec.Struct, frozen=True):
     group: str = ""
     group_size: int = 1
     namespace: str | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in (self.group, self.namespace or ""):
@@ -139,9 +141,11 @@ class PullOptions(RequestOptions, total=False):
 
     Attributes:
         cmd: a 64-bit integer for the handler of a custom table; 0 by default.
+        exact: whether the rows come as they are, although the table has a `server_codec`.
     """
 
     cmd: int
+    exact: bool
 
 
 class UpdateOptions(RequestOptions, total=False):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shoal.protocol.worker.machine import WorkerMachine
 
 
@@ -29,6 +31,10 @@ class WorkerFigures:
     def bytes_pulled(self) -> int:
         """The payload bytes received from servers so far."""
         return self._machine.bytes_pulled
+
+    def residuals(self) -> dict[str, Any]:
+        """Return what codecs have left out of this worker's pushes; none in a simulated run."""
+        return {}
 
     @property
     def bytes_sent(self) -> int:

@@ -8,7 +8,7 @@ received into staging memory (`tables.staging`), which a shard makes as large as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from shoal.keys import KeyRange
@@ -66,6 +66,59 @@ class Layout:
             return ""
         return f"{count} rows of {size} bytes need {count * size} bytes, not {buffer.nbytes}"
 
+    # ------------------------------------------------------------------ encoded rows
+
+    def encoded_problem(self, rows: KeyRange, sizes: Sequence[int]) -> str:
+        """Return why encoded fragments of these sizes cannot be the rows; empty if they can.
+
+        An encoded fragment is at most as large as its rows.
+
+        >>> layout = Layout(TableSpec("w", 8, (3,), fragment_rows=2, codec="int:8"))
+        >>> layout.encoded_problem(KeyRange(0, 4), (10, 24))
+        ''
+        >>> layout.encoded_problem(KeyRange(0, 4), (10, 25))
+        'an encoded fragment of 25 bytes, whose rows have 24'
+        """
+        if self._spec.hashed:
+            return f"table {self._spec.name!r} is {self._spec.kind}"
+        fragments = self._spec.fragments_in(rows)
+        if len(sizes) != len(fragments):
+            return f"{len(sizes)} encoded fragments of {rows}, which has {len(fragments)}"
+        for fragment, size in zip(fragments, sizes, strict=True):
+            if not 0 < size <= self.nbytes(len(fragment)):
+                return (
+                    f"an encoded fragment of {size} bytes, whose rows have "
+                    f"{self.nbytes(len(fragment))}"
+                )
+        return ""
+
+    def encoded_span(
+        self, rows: KeyRange, sizes: Sequence[int], first: int, last: int
+    ) -> tuple[int, int, tuple[int, ...]]:
+        """Return where some rows are among encoded ones, and the sizes of their fragments.
+
+        The cut has to be at edges of fragments.
+
+        Args:
+            rows: the rows that are encoded.
+            sizes: the sizes of their fragments.
+            first: the offset of the first byte of the wanted rows, if nothing were encoded.
+            last: the offset behind their last byte.
+
+        >>> layout = Layout(TableSpec("w", 8, (3,), fragment_rows=2))
+        >>> layout.encoded_span(KeyRange(0, 8), (7, 8, 9, 10), 24, 72)
+        (7, 24, (8, 9))
+        """
+        start, stop = self.rows(first, last)
+        size, skipped = self._spec.fragment_rows, rows.start // self._spec.fragment_rows
+        one = (rows.start + start) // size - skipped
+        other = -(-(rows.start + stop) // size) - skipped
+        before = sum(sizes[:one])
+        wanted = tuple(sizes[one:other])
+        return before, before + sum(wanted), wanted
+
+    # ------------------------------------------------------------------ pieces
+
     def pieces(self, rows: KeyRange, most: int, slots: int = 0) -> Iterator[KeyRange]:
         """Cut rows at edges of fragments, into pieces of about `most` bytes.
 
@@ -78,6 +131,15 @@ class Layout:
         edges = range((rows.start // size + 1) * size, rows.stop, size)
         for start, stop in pairwise([rows.start, *edges, rows.stop]):
             yield KeyRange(start, stop)
+
+
+def cut_evenly(sizes: Sequence[int], each: int) -> list[Sequence[int]]:
+    """Cut the sizes of several pushes' fragments, of which each push has as many.
+
+    >>> cut_evenly([1, 2, 3, 4, 5, 6], 2)
+    [[1, 2], [3, 4], [5, 6]]
+    """
+    return [sizes[at : at + each] for at in range(0, len(sizes), max(each, 1))]
 
 
 def count_of(keys: memoryview) -> int:

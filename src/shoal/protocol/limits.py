@@ -30,6 +30,7 @@ MEMBERS_MAX = 1 << 13  # members of a run: each view names all of them
 WAITS_MAX = 200  # kinds of waits in a status reply
 LONGEST_MAX = 10  # waits of one kind that a status reply names
 SLOTS_MAX = 16  # slots of a table's access method
+FRAGMENTS_TOLD_MAX = 1 << 16  # encoded fragments of one part: those of a table
 REPEATS_MAX = 8  # times that a request's pushes may name a shard's rows; the same for its pulls
 # Bytes of pushes of one worker that wait at a server for their rounds; one push may exceed it.
 WAITING_BYTES = 4 << 30
@@ -45,6 +46,7 @@ NumberOrNone = Annotated[int, Meta(ge=-1, le=NUMBER_MAX)]  # -1 for none
 Rank = Annotated[int, Meta(ge=0, lt=1 << 16)]
 RankOrAny = Annotated[int, Meta(ge=-1, lt=1 << 16)]
 Seconds = Annotated[float, Meta(ge=0, le=float_info.max)]
+Weight = Annotated[float, Meta(gt=0, le=float_info.max)]  # of a push in its round
 Finite = Annotated[float, Meta(ge=-float_info.max, le=float_info.max)]
 Name = Annotated[str, Meta(max_length=1 << 10)]
 Launch = Annotated[str, Meta(max_length=64)]  # the id of one start of a process; "" if unknown

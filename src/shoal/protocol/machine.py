@@ -141,6 +141,8 @@ class Outcome(msgspec.Struct, frozen=True):
         round_weight: the total weight of the pushes in the round before the read clock, or -1.
         updates: the largest number of updates of a fragment that was pulled with its slots, or -1.
         value: the result of a request that does not pull rows (a view, a lease).
+        uncounted: of a failed request, the rows whose push no server has counted or will count:
+            (table's full name, rows).
     """
 
     error: ShoalError | None = None
@@ -149,6 +151,7 @@ class Outcome(msgspec.Struct, frozen=True):
     value: Any = None
     updates: int = -1
     clock: int = -1
+    uncounted: tuple[tuple[str, KeyRange], ...] = ()
 
 
 class Resolve(msgspec.Struct, frozen=True):

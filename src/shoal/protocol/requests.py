@@ -23,6 +23,8 @@ class PushOp(msgspec.Struct, frozen=True):
         slots: the slots of a dense table's access method, each of as many bytes as `values`, to
             assign the whole state of the rows.
         lr: the learning rate in place of that of the table.
+        sizes: the bytes of each encoded fragment of `rows`, of which `values` consists; empty if
+            the values are not encoded.
     """
 
     table: str
@@ -32,6 +34,7 @@ class PushOp(msgspec.Struct, frozen=True):
     ordered: bool = False
     slots: tuple[memoryview, ...] = ()
     lr: float | None = None
+    sizes: tuple[int, ...] = ()
 
 
 class Answer:
@@ -72,6 +75,9 @@ class PullOp(msgspec.Struct, frozen=True):
         ordered: whether the keys of a sparse table are in the order of their hash slots.
         slots: the destinations of the slots of a dense table's access method, each of as many bytes
             as `out`.
+        exact: whether the rows come as they are, although the table has a codec for pulls.
+        sizes: the bytes of each encoded fragment of `rows`, of which `out` takes all; empty if the
+            rows come as they are.
     """
 
     table: str
@@ -80,6 +86,8 @@ class PullOp(msgspec.Struct, frozen=True):
     keys: memoryview | None = None
     ordered: bool = False
     slots: tuple[memoryview, ...] = ()
+    exact: bool = False
+    sizes: tuple[int, ...] = ()
 
 
 class Exchange(msgspec.Struct, frozen=True):
@@ -185,6 +193,15 @@ class Neighbourhood(msgspec.Struct, frozen=True):
     values: tuple[NeighbourValues, ...]
     degree: int
     ranks: tuple[int, ...]
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """Forget what codecs have left out of this worker's pushes to rows that another one assigns.
+
+    No server is asked.
+    """
+
+    rows: tuple[tuple[str, KeyRange], ...]
 
 
 class DeclareTable(msgspec.Struct, frozen=True):

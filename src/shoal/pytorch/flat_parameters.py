@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ALIGN = 16  # elements: every parameter starts at an address aligned for vector instructions
 NAMED_MOST = 1 << 12  # parameters of a buffer up to which spans have names: every view has them
 DTYPES = {getattr(torch, name): name for name in ITEM_SIZES if "float" in name}
+ENCODED_LEAST = 1024  # elements: codecs that are not for a certain parameter leave out smaller ones
 FROZEN = ".frozen"  # ends the names of buffers whose parameters are frozen at first
 
 _BASE: Any = torch._C.TensorBase
@@ -73,7 +74,8 @@ class FlatParams:
         wires: the `grads` of each buffer with a few more elements, which travel along.
         places: the place of each parameter, in the order of the buffers.
         groups: the number of the parameter group of each buffer.
-        spans: the start of each parameter with its name and shape, by buffer.
+        spans: the start of each parameter with its name and shape, by buffer; with the codec
+            "exact" for vectors and small parameters.
         absent: the numbers of the parameters without a gradient, by buffer; only for buffers that
             have some. `collect` sets it.
         idle: the buffers whose parameters are all frozen.
@@ -133,7 +135,8 @@ class FlatParams:
             parameter.data = value
             self.places.append(Place(parameter, buffer, rows, number, value, grad))
             told = f"{self.names[parameter]} {_told(parameter)}"
-            spans.append(Span(offset, told[:200] if named else ""))
+            codec = "" if parameter.ndim > 1 and parameter.numel() >= ENCODED_LEAST else "exact"
+            spans.append(Span(offset, told[:200] if named else "", codec))
             offset += -(-parameter.numel() // ALIGN) * ALIGN
         self.spans[buffer] = tuple(spans)
         self.values[buffer] = torch.from_numpy(values).view(dtype)

@@ -66,10 +66,14 @@ class Optimizer(torch.optim.Optimizer):
             `clip_norm` is refused; use `shoal.clip_grad_norm_` before `step`.
         nonfinite: the treatment of a gradient with a NaN or an infinity: "reject" refuses the step,
             "zero" replaces the value by 0, "allow" does not check.
+        codec: the codec of pushes to servers, which makes them smaller, such as "int:8" (`shoal
+            list codecs`), for all parameters but vectors and those of less than 1,024 elements; or
+            codecs by pattern of names, or number, such as {"*.weight": "int:4", "0": "none"}.
+        server_codec: the codec of the parameters that come back, such as "int:8".
         context: the context of `shoal.init()` by default.
 
     Raises:
-        UnknownName: no such strategy or setting, or an optimizer that servers do not have.
+        UnknownName: no such strategy, setting or codec, or an optimizer that servers do not have.
         InvalidValue: a hyper-parameter that servers do not have, or a value out of range; or the
             run goes on without lost or late workers, and the strategy cannot.
         UsageError: `shoal.init()` was not called, or the checkpoint lacks the parameters.
@@ -103,6 +107,8 @@ class Optimizer(torch.optim.Optimizer):
         buffers: Buffers = "rank0",
         clip_norm: float | None = None,
         nonfinite: Literal["reject", "zero", "allow"] = "reject",
+        codec: str | Mapping[str, str] = "",
+        server_codec: str = "",
         context: Context | None = None,
     ) -> None:
         self._context = context or current()
@@ -137,6 +143,8 @@ class Optimizer(torch.optim.Optimizer):
             workers=self._context.world_size,
             rank=self._context.rank,
             nonfinite=nonfinite,
+            codec=codec,
+            server_codec=server_codec,
             **chosen,
         )
         self._strategy = made = kind(options)

@@ -28,7 +28,17 @@ BANDWIDTH = "bandwidth"  # an axis that is no field of a job
 SET = "set."  # in front of a strategy's setting
 AXES = (
     *("strategy", "model", "workers", "servers", "replicas", "redundancy"),
-    *("staleness", "apply_at", "batch_size", "optimizer", "lr", "epochs", BANDWIDTH),
+    *(
+        "staleness",
+        "apply_at",
+        "batch_size",
+        "optimizer",
+        "lr",
+        "codec",
+        "server_codec",
+        "epochs",
+        BANDWIDTH,
+    ),
 )
 RUNS_MAX = 10_000
 FOLDER_LENGTH = 100

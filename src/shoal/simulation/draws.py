@@ -12,6 +12,9 @@ class Draws(dict[Hashable, Random]):
     What is drawn for one concern does not depend on what is drawn for another: a new message leaves
     the draws of the others unchanged.
 
+    Attributes:
+        seed: the seed.
+
     Args:
         seed: the seed.
         scope: what the seed is drawn for; two scopes of one seed have nothing in common.
@@ -24,6 +27,7 @@ class Draws(dict[Hashable, Random]):
 
     def __init__(self, seed: int, scope: str = "") -> None:
         super().__init__()
+        self.seed = seed
         self._of = f"{seed} {scope}"
 
     def __missing__(self, concern: Hashable) -> Random:

@@ -35,7 +35,7 @@ def check_holdings(
     """Check the rows at the end of a complete run.
 
     The checkers are `lost`, `exactly once`, `vanished`, `torn`, `called once`, `split round`,
-    `leased`, `departed`, `order`, `weights` and `replicas`.
+    `leased`, `departed`, `order`, `weights`, `residual`, `encoded` and `replicas`.
 
     group:     the worker group that ran the workload
     departed:  the last clocks of workers that have left, by incarnation
@@ -52,6 +52,7 @@ def check_holdings(
     ledgers = [np.zeros(work.keys, np.float32) for _ in range(longest)]
     custom: list[list[CustomShard]] = [[] for _ in range(longest)]
     model: dict[int, tuple[np.ndarray, int]] = {}
+    encoded: dict[int, np.ndarray] = {}
     for machine in servers.values():
         for replica, shard in _held(machine):
             if replica.group != group:
@@ -72,6 +73,8 @@ def check_holdings(
                     stamps += [rows] if last else []
                 case "harvest", DenseShard() if last:
                     leased[shard.held.start : shard.held.stop] = shard.rows.numpy().ravel()
+                case "encoded", DenseShard() if last:
+                    encoded |= {at: rows for at, (rows, _) in _by_fragment(shard).items()}
                 case "model", DenseShard() if last:
                     model |= _by_fragment(shard)
     for ledger in ledgers:
@@ -82,6 +85,8 @@ def check_holdings(
             work.calls.check_end(shards)
     if work.leased is not None:
         work.leased.check_end(leased, leases, whole)
+    if work.encoded is not None:
+        work.encoded.check_end(encoded, whole)
     if rule.apply_at == "round_end":
         work.ledger.check_departed(ledgers[0], departed)
     if rule.apply_at == "round_end" and rule.closes is None and whole:
@@ -121,7 +126,7 @@ def check_remaining(servers: Mapping[NodeId, ServerMachine], work: Workload, gro
 def _by_fragment(shard: DenseShard) -> dict[int, tuple[np.ndarray, int]]:
     """Return the rows and the number of updates of each fragment, by its first row."""
     return {
-        part.start: (np.frombuffer(shard.read(part), np.float64), updates)
+        part.start: (np.frombuffer(shard.read(part), shard.spec.dtype), updates)
         for part, updates in zip(shard.fragments, shard.updates, strict=True)
     }
 

@@ -9,10 +9,14 @@ from typing import Any
 
 import msgspec
 
-from shoal.errors import ShoalError
+from shoal.errors import InvalidValue, ShoalError
 from shoal.protocol.machine import Append, Effect, Machine, Outcome, Persist, Send
 from shoal.protocol.messages.membership import HeartbeatSeen
+from shoal.protocol.requests import Exchange
 from shoal.protocol.views import NodeId
+from shoal.protocol.worker.machine import WorkerMachine
+from shoal.pushes import Door
+from shoal.tables.spec import TableSpec
 
 
 class Sleep(msgspec.Struct, frozen=True):
@@ -60,7 +64,9 @@ class SimDisk:
 class SimNode:
     """A machine, its disk, and the program that uses it."""
 
-    def __init__(self, node: NodeId, machine: Machine, program: Program | None = None) -> None:
+    def __init__(
+        self, node: NodeId, machine: Machine, program: Program | None = None, seed: int = 0
+    ) -> None:
         self.node = node
         self.machine = machine
         self.program = program
@@ -70,6 +76,11 @@ class SimNode:
         self.stopped = False
         self.error: ShoalError | None = None
         self.outcomes: dict[int, Outcome] = {}
+        self.door: Door | None = None
+        if isinstance(machine, WorkerMachine):
+            session = machine.session
+            self.door = Door(self._table, seed, lambda: session.rank)
+        self._sent: dict[int, tuple[Exchange, Exchange]] = {}  # under way: as asked, and as sent
         self.waits_for: int | None = None
         self.turn = 0  # of the program; a wake-up for an earlier turn is void
         self.tickets = count(1)
@@ -81,6 +92,36 @@ class SimNode:
         self.works_until = 0.0  # the handling of an event takes until then
         self.inbox: deque[Callable[[], None]] = deque()  # what arrives meanwhile
         self.takes_next = False  # whether the node takes the first of these now
+
+    def _table(self, name: str) -> TableSpec:
+        """Return the specification of a table, for a worker's door."""
+        assert isinstance(self.machine, WorkerMachine)
+        number, view = self.machine.number_of(name), self.machine.session.view
+        if number is None or view is None:
+            raise InvalidValue(f"no table {name!r} in this run")
+        return view.tables[number]
+
+    def ready(self, request_id: int, request: object) -> object:
+        """Return a request of the program as its client sends it.
+
+        Raises:
+            NotFinite, InvalidValue: it cannot be sent.
+        """
+        if self.door is None or not isinstance(request, Exchange):
+            return request
+        assert isinstance(self.machine, WorkerMachine)
+        ready = self.door.ready(request, self.machine.clock)
+        self._sent[request_id] = request, ready
+        return ready
+
+    def resolved(self, request_id: int, outcome: Outcome) -> None:
+        """Keep the outcome of a request."""
+        self.outcomes[request_id] = outcome
+        if self.door is not None and request_id in self._sent:
+            asked, sent = self._sent.pop(request_id)
+            self.door.settled(sent, outcome)
+            if outcome.error is None:
+                self.door.landed(asked, sent)
 
     def holds(self, effect: Effect, now: float) -> bool:
         """Hold an effect that waits for room on the disk, or behind one; return whether it does."""

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from shoal.errors import InvariantBroken
+from shoal.errors import InvariantBroken, ShoalError
 from shoal.protocol.machine import (
     Append,
     Asked,
@@ -28,6 +28,7 @@ from shoal.protocol.machine import (
     Machine,
     Note,
     Offload,
+    Outcome,
     PeerLost,
     Persist,
     Received,
@@ -39,7 +40,7 @@ from shoal.protocol.machine import (
     Ticked,
 )
 from shoal.protocol.messages.base import SCHEDULER, Message
-from shoal.protocol.requests import Start, Wait
+from shoal.protocol.requests import Forget, Start, Wait
 from shoal.protocol.server.notes import Declined
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
@@ -112,7 +113,7 @@ class World:
         session = getattr(machine, "session", None)
         if isinstance(session, Session) and session.role == "server" and not session.address:
             session.announce(f"sim://{node}")
-        sim = SimNode(node, machine, program)
+        sim = SimNode(node, machine, program, self.draws.seed)
         previous = self.nodes.get(node)
         if previous is not None:
             sim.disk = previous.disk
@@ -261,7 +262,7 @@ class World:
                     self.on_send(sim, effect.to, effect.message)
                     self._messaging.send(sim, effect)
                 case Resolve(request_id, outcome):
-                    sim.outcomes[request_id] = outcome
+                    sim.resolved(request_id, outcome)
                     if sim.waits_for == request_id:
                         self._wake(sim, self.now)
                 case Persist() | Append():
@@ -384,13 +385,18 @@ class World:
                     return
                 case Start(asked):
                     value = next(sim.tickets)
-                    self.handle_now(sim, Asked(value, asked))
+                    self._ask(sim, value, asked)
+                    continue
+                case Forget():
+                    if sim.door is not None:
+                        sim.door.forget(request)
+                    value = Outcome()
                     continue
                 case Wait(ticket):
                     sim.waits_for = ticket
                 case _:
                     sim.waits_for = next(sim.tickets)
-                    self.handle_now(sim, Asked(sim.waits_for, request))
+                    self._ask(sim, sim.waits_for, request)
             if sim.waits_for not in sim.outcomes:
                 if sim.stopped:
                     sim.program.close()
@@ -398,6 +404,15 @@ class World:
             value = sim.outcomes.pop(sim.waits_for)
             sim.waits_for = None
             sim.turn += 1
+
+    def _ask(self, sim: SimNode, request_id: int, request: object) -> None:
+        """Have a node's machine handle a request of its program, as a client sends it."""
+        try:
+            ready = sim.ready(request_id, request)
+        except ShoalError as error:
+            sim.resolved(request_id, Outcome(error=error))
+        else:
+            self.handle_now(sim, Asked(request_id, ready))
 
     def note_line(self, line: str) -> None:
         """Add a line to the event trace: of this world, a checker or a fault injector."""

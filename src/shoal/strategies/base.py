@@ -100,6 +100,8 @@ class StrategyOptions:
         start_clock: the clock of the resumed checkpoint; 0 for a new run.
         redundancy: the number of workers that get each block of the data.
         nonfinite: the treatment of a push with a NaN or an infinity, as in `TableSpec`.
+        codec: the codec of the pushes, or codecs by layer (`strategies.layer_codecs`); "" for none.
+        server_codec: the codec of the parameters that workers pull; "" for none.
         settings: the settings of the strategy (`Strategy.Settings`), by name.
     """
 
@@ -115,7 +117,15 @@ class StrategyOptions:
     start_clock: int = 0
     redundancy: int = 1
     nonfinite: Literal["reject", "zero", "allow"] = "reject"
+    codec: str | Mapping[str, str] = ""
+    server_codec: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def codec_name(self) -> str:
+        """The name of one of the codecs; empty if there are none."""
+        given = [self.codec] if isinstance(self.codec, str) else [*self.codec.values()]
+        return next((each for each in [*given, self.server_codec] if each not in ("", "none")), "")
 
     def access_of(self, buffer: str) -> Access:
         """Return the optimizer of a buffer."""
@@ -192,6 +202,12 @@ class Strategy(ABC):
         self.options = options
         self.settings: Any = settings_of(self.name, self.Settings, options.settings)
         self.traits = self.traits_with(options.settings)
+        codec = options.codec_name
+        if codec and not self.traits.uses_servers:
+            raise InvalidValue(
+                f"strategy {self.name!r} has its parameters on workers, and codecs are for pushes "
+                f"to servers and pulls from them: leave out codec {codec!r}"
+            )
         self.rates: Mapping[str, float] = {}
         self.clock = 0
 

@@ -159,6 +159,7 @@ class ServerStrategy(Strategy):
             )
         if not alone:  # the round is open until this worker has pushed
             yield EnterBarrier(f"{self.options.prefix} written to at clock {self.clock}")
+        yield from self._ops.forget(written)
         if writes:
             yield Exchange(self._ops.assigns(written), assign=True)
 
@@ -196,6 +197,7 @@ class ServerStrategy(Strategy):
         """
         assert self._ops is not None, "begin comes first"
         yield EnterBarrier(f"{self.options.prefix} loading")  # no push is under way any more
+        yield from self._ops.forget()
         if writes:
             yield from self._assign(model, states)
         yield EnterBarrier(f"{self.options.prefix} loaded")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from shoal.keys import KeyRange
-from shoal.protocol.requests import EnterBarrier, Exchange, PullOp, PushOp
+from shoal.protocol.requests import EnterBarrier, Exchange, Forget, PullOp, PushOp
 from shoal.strategies.base import NONE, Model, Numbers, Program, StrategyOptions
+from shoal.strategies.layer_codecs import check_patterns, with_codecs
 from shoal.tables.consistency import Consistency
 from shoal.tables.spec import Access, Span, TableSpec
 
@@ -31,6 +32,7 @@ def table_specs(
     access: the access method of all tables, in place of those of the options
     more: the further fields of the specifications
     """
+    check_patterns([*model.spans.values()], options.codec)
     return [
         TableSpec(
             f"{options.prefix}.{buffer}",
@@ -39,8 +41,8 @@ def table_specs(
             str(values.dtype).removeprefix("torch."),
             access=access or options.access_of(buffer),
             consistency=consistency,
-            spans=model.spans.get(buffer, ()),
             nonfinite=options.nonfinite,
+            **with_codecs(model.spans.get(buffer, ()), options.codec, options.server_codec),
             **more,
         )
         for buffer, values in sorted(model.values.items())
@@ -81,6 +83,9 @@ class TableOps:
         prefix: the prefix of the tables' names.
         pushed: by buffer, the values to push; the gradients if not given.
         pulled: by buffer, the memory to pull the parameters to; the model's own if not given.
+
+    Attributes:
+        all_pulls: the pulls of all tables.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class TableOps:
         self._pulls = _whole_tables(PullOp, prefix, model.values if pulled is None else pulled)
         self._assigns = _whole_tables(PushOp, prefix, model.values)
         self.all_pulls = tuple(self._pulls.values())
+        self._exact_pulls = tuple(msgspec.structs.replace(op, exact=True) for op in self.all_pulls)
 
     @property
     def pulls(self) -> tuple[PullOp, ...]:
@@ -114,16 +120,22 @@ class TableOps:
     def spread(self, writes: bool) -> Program:
         """Replace the tables' parameters by those of the worker that `writes`, and pull them."""
         yield EnterBarrier(f"{self._prefix} loading")  # no push is under way any more
+        yield from self.forget()
         if writes:
             yield Exchange(tuple(self._assigns.values()), assign=True)
         yield EnterBarrier(f"{self._prefix} loaded")
         yield Exchange(pulls=self.all_pulls)
 
+    def forget(self, written: Numbers | None = None) -> Program:
+        """Forget what codecs have left out of some parameters, or of all, which are assigned."""
+        ops = self._assigns.values() if written is None else self.assigns(written)
+        yield Forget(tuple((op.table, op.rows) for op in ops))
+
     def end(self) -> Program:
         """Pull the parameters after all workers have finished, so that all have the same."""
         yield Exchange(advance=True, last=True)  # no other worker waits for this one any more
         yield EnterBarrier(f"{self._prefix} done")
-        yield Exchange(pulls=self.all_pulls)
+        yield Exchange(pulls=self._exact_pulls)
 
     def pushes(self, rates: Mapping[str, float], absent: Numbers = NONE) -> tuple[PushOp, ...]:
         """Return the pushes of all but the `absent` parameters, with learning rates by buffer."""

@@ -12,6 +12,7 @@ from shoal.keys import KeyRange
 from shoal.tables.dense.methods import BUILT_IN, method_of
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.dense.user_shard import UserShard
+from shoal.tables.encoding import Encoding
 from shoal.tables.sizes import BOUNDED_KEY_BYTES, INDEX_BYTES, dense_bytes, rows_held
 from shoal.tables.spec import TableSpec
 
@@ -85,6 +86,10 @@ def checked(spec: TableSpec) -> TableSpec:
     """
     if spec.kind == "dense":
         method_of(spec)
+        if spec.encodes:
+            Encoding(spec)
+        if spec.server_codec:
+            Encoding(spec, pulled=True)
         return spec
     if spec.kind == "custom":
         from shoal.tables.custom.shard import described

@@ -45,6 +45,7 @@ class StagedSnapshot:
     """Staging memory for a snapshot: tensors of these dtypes and shapes, in order of its views."""
 
     keys = ()  # keys that were sent are among its tensors
+    encoded = None
 
     def __init__(
         self, rows: KeyRange, parts: Sequence[tuple[torch.dtype, tuple[int, ...]]]

@@ -32,6 +32,8 @@ SLOTS_PER_FRAGMENT = 16  # at most, of a sparse table: a fragment is the unit of
 ROWS_MOST = 1 << 40
 ROW_BYTES_MOST, BYTES_MOST = 1 << 30, 1 << 44  # of a row, of a dense table
 FRAGMENTS_MOST = 1 << 16  # of a table: servers keep a list of them
+CODEC_CHARACTERS = 4096
+NO_CODECS = ("", "none", "exact")  # of a span
 SPANS_MOST = 1 << 16  # of a table: every view has them
 SMALLEST_FRAGMENT_BYTES = 4 << 10  # smaller tables are spread over fewer servers
 
@@ -66,6 +68,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     Args:
         start: the first row; the span ends where the next one begins.
         name: the name of the part, for people: at most 200 characters.
+        codec: the codec of pushes to these rows in place of that of the table; "none" for none,
+            "exact" for none, and none of the table's `server_codec` either.
 
     Example:
         >>> weights = Span(0, "0.weight (3, 5)"), Span(16, "0.bias (3,)")
@@ -75,6 +79,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
     start: Annotated[int, msgspec.Meta(ge=0, lt=ROWS_MOST)]
     name: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    codec: Annotated[str, msgspec.Meta(max_length=CODEC_CHARACTERS)] = ""
 
 
 class TableSpec(msgspec.Struct, frozen=True, array_like=True):
@@ -109,6 +114,10 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         group: the worker group by whose clocks the table goes; set by the scheduler.
         trim: the share of n pushes, 0 < trim < 0.5, that "trimmed_mean" leaves out at either end:
             floor(trim n) of the least and as many of the greatest values.
+        codec: the codec of pushes of whole rows to a dense table of floats, such as "int:8"
+            (`shoal list codecs`), which makes them smaller; "" for none. A span may have another.
+        server_codec: the codec of rows that workers pull while they train, such as "int:8"; ""
+            for none.
         spans: the parts of a dense table's rows that are updated apart, the first from row 0 on.
             The optimizer's step is the number of updates that a row's span has had: a push that
             leaves out a span leaves its rows, their state and their step as they are.
@@ -141,6 +150,8 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     group: str = ""
     trim: float = 0.0
     spans: tuple[Span, ...] = ()
+    codec: str = ""
+    server_codec: str = ""
 
     def __post_init__(self) -> None:
         for field, kind in _TYPES.items():
@@ -197,6 +208,26 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         self._check_size()
         if self.spans:
             self._check_spans()
+        if self.encodes or self.server_codec:
+            self._check_codecs()
+
+    def _check_codecs(self) -> None:
+        for codec in (self.codec, self.server_codec):
+            if len(codec) > CODEC_CHARACTERS:
+                raise InvalidValue(
+                    f"table {self.name!r}: a codec has at most {CODEC_CHARACTERS} characters, not "
+                    f"{len(codec)}"
+                )
+        if self.kind != "dense" or "int" in self.dtype:
+            raise InvalidValue(
+                f"table {self.name!r}: codecs are for dense tables of floats, not for a "
+                f"{self.kind} table of {self.dtype}; leave out codec and server_codec"
+            )
+        if self.encodes and self.nonfinite == "allow":
+            raise InvalidValue(
+                f"table {self.name!r}: codec {self.codec!r} encodes finite values, so nonfinite is "
+                "'reject' or 'zero', not 'allow'"
+            )
 
     def _check_spans(self) -> None:
         starts = [span.start for span in self.spans]
@@ -229,6 +260,11 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     def row_bytes(self) -> int:
         """The number of bytes per row."""
         return self.width * ITEM_SIZES[self.dtype]
+
+    @property
+    def encodes(self) -> bool:
+        """Whether any of its rows has a codec."""
+        return bool(self.codec) or any(span.codec not in NO_CODECS for span in self.spans)
 
     @property
     def sparse(self) -> bool:
@@ -312,6 +348,17 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         pieces = min(pieces, FRAGMENTS_MOST - servers)
         pieces = ceil(pieces / spread) * spread if pieces < self.rows else pieces
         return msgspec.structs.replace(self, fragment_rows=ceil(self.rows / min(pieces, self.rows)))
+
+    def fragments_in(self, rows: KeyRange) -> list[KeyRange]:
+        """Return the fragments that have some of these rows, cut to them.
+
+        >>> spec = TableSpec("w", 8, (3,), fragment_rows=2)
+        >>> [str(fragment) for fragment in spec.fragments_in(KeyRange(1, 5))]
+        ['[1:2)', '[2:4)', '[4:5)']
+        """
+        size = self.fragment_rows
+        edges = range((rows.start // size + 1) * size, rows.stop, size)
+        return [KeyRange(*edge) for edge in pairwise([rows.start, *edges, rows.stop])]
 
     def fragments(self) -> list[KeyRange]:
         """Return the fragments in key order.

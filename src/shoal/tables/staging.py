@@ -137,6 +137,23 @@ class Shard(ABC):
         """Give the memory of a push or a pull back to the pool."""
 
 
+class EncodedValues:
+    """The encoded values of a push, one fragment behind the other.
+
+    Attributes:
+        memory: the memory that they are in, which is larger.
+        data: the encoded values.
+        sizes: the bytes of each encoded fragment.
+    """
+
+    __slots__ = ("data", "memory", "sizes")
+
+    def __init__(self, memory: np.ndarray, sizes: tuple[int, ...]) -> None:
+        self.memory = memory
+        self.sizes = sizes
+        self.data: memoryview = memory[: sum(sizes)].data
+
+
 class StagedRows:
     """Staged values of a push, or keys of a pull.
 
@@ -145,12 +162,14 @@ class StagedRows:
         keys: the keys, (n,) int64, or None; strictly increasing within `rows` unless `problem()`.
         values: the values, (n, width); in a whole state, those of each slot follow.
         slots: the number of slots of a whole state; 0 for the rows alone.
-        views: the destinations of the payload.
+        views: the destinations of the payload: of encoded values, the values once they are decoded.
+        encoded: the encoded values, if they come so.
         loan: the loan of the sender's memory, if the values are there: they cannot be written to.
     """
 
     __slots__ = (
         "_memory",
+        "encoded",
         "kept",
         "keys",
         "loan",
@@ -178,6 +197,7 @@ class StagedRows:
         self.kept = False  # a pull reads the same keys after this is applied
         self.retained = False  # the memory is also sent to other servers
         self.loan: Any = None
+        self.encoded: EncodedValues | None = None
         self.prepared: list[tuple[int, KeyRange, Prepared | None]] | None = None  # of whole rows
         self._memory = memory
         self.nbytes = memory.nbytes  # of all the memory
@@ -211,6 +231,15 @@ class StagedRows:
             self.views[0][:] = data_of(self.values)
             self.values = tensor_in(self.views[0], self.values.dtype).view(self.values.shape)
             self.loan = None
+
+    def comes_encoded(self, memory: np.ndarray, sizes: Sequence[int]) -> None:
+        """Receive encoded values in other memory."""
+        self.encoded = EncodedValues(memory, tuple(sizes))
+        self.views = [self.encoded.data]
+
+    def is_decoded(self) -> None:
+        """Note that the values are decoded now."""
+        self.views = [data_of(self.values)]
 
     def states(self) -> Sequence[Tensor]:
         """Return the values of the rows and of each of their slots, in a whole state."""
@@ -309,6 +338,7 @@ class StreamedRows(msgspec.Struct, eq=False):
     pieces: list[tuple[int, KeyRange, Prepared | None]]
     kept: bool = False
     keys: ClassVar[None] = None  # all of its rows
+    encoded: ClassVar[None] = None
 
     def problem(self) -> str:
         return ""

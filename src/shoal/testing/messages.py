@@ -114,6 +114,9 @@ EXAMPLES: list[Message] = [
         (1e-3, None),
         True,
     ),
+    requests.EncodedRequest(
+        (2, 5), 7, 9, 8, 3, (Part(0, 0, 10), Part(0, 4, 9, 2)), sizes=((1, 1 << 62), ())
+    ),
     requests.Reply(7, 9, (2, 5), "applied", "", 3, 2.5, 1 << 40),
     requests.Reply(7, 9, (2, 5), "waiting", "waits for worker-1 (clock 2)"),
     replication.Replicate(
@@ -121,6 +124,9 @@ EXAMPLES: list[Message] = [
     ),
     replication.Replicate(
         (2, 5), 3, (2, 0), 0, "check", (Part(1, 0, 4096, 7),), (9,), (None,), digest=1 << 31
+    ),
+    replication.EncodedReplicate(
+        (2, 5), 3, (2,), 7, "push", (Part(0, 3, 7),), (9,), (None,), ((11, 4, 3),), sizes=((5, 9),)
     ),
     replication.ReplicateAck((2, 5), 1, ((0, 3, 9),)),
     replication.StateChunk(

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+from shoal.errors import BadEncoding
 from shoal.keys import KeyRange
 from shoal.tables.spec import TableSpec
 from tests.protocol.rigs.views import as_bytes
 
 
+class FakeEncoded(NamedTuple):
+    data: memoryview
+    sizes: tuple[int, ...]
+
+
 class FakeStaged:
     """A push's keys and values, or the keys of a pull."""
+
+    encoded: FakeEncoded | None = None
 
     def __init__(self, rows: KeyRange, keys: int, values: int) -> None:
         self.rows = rows
@@ -59,6 +67,25 @@ class FakeShard:
 
     def lend(self, on: bool) -> None:
         self.lent = on
+
+    def stage_encoded(self, rows: KeyRange, sizes: Sequence[int]) -> FakeStaged:
+        """Each value is a byte, of which 255 is none; and the fragments may have more bytes."""
+        staged = self.stage(rows, -1)
+        data = memoryview(bytearray(sum(sizes)))
+        staged.encoded, staged.views = FakeEncoded(data, tuple(sizes)), [data]
+        return staged
+
+    def decode(self, staged: FakeStaged) -> None:
+        assert staged.encoded is not None
+        if 255 in staged.encoded.data:
+            raise BadEncoding("255 is no value")
+        staged.values[:] = array("q", staged.encoded.data[: len(staged.values)])
+        staged.views = [memoryview(staged.values).cast("B")]
+
+    def read_encoded(self, rows: KeyRange) -> list[memoryview]:
+        first = self.held.start
+        parts = self.spec.fragments_in(rows)
+        return [memoryview(bytes([*self.rows[p.start - first : p.stop - first]])) for p in parts]
 
     def stage_keys(self, rows: KeyRange, keys: int) -> FakeStaged:
         return FakeStaged(rows, keys, 0)

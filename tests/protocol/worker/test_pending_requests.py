@@ -53,12 +53,13 @@ def test_expired_lists_requests_past_their_timeout():
 
 def test_an_outcome_has_the_lowest_clock_of_its_answers():
     pending = PendingRequests().open(1, 0.0, 10.0, True, (), [])
-    assert pending.outcome(None, 3).clock_min == -1
+    assert pending.outcome(None, 3, ()).clock_min == -1
     assert not pending.applied(reply(5, 2.0), None)
     assert not pending.applied(reply(3), None)
-    assert (pending.outcome(None, 3).clock_min, pending.outcome(None, 3).round_weight) == (3, 2.0)
+    outcome = pending.outcome(None, 3, ())
+    assert (outcome.clock_min, outcome.round_weight) == (3, 2.0)
     error = Refused("no")
-    assert pending.outcome(error, 3).error is error
+    assert pending.outcome(error, 3, ()).error is error
 
 
 # ---------------------------------------------------------------------------- time-outs

@@ -301,3 +301,74 @@ def test_an_exchange_of_more_shards_than_a_request_names_is_refused(rigs, monkey
     assert router.cut(pushes[:3], (), False)
     with pytest.raises(InvalidValue, match=r"names 4 shards of one server.*at most 3"):
         router.cut(pushes, (), False)
+
+
+# ---------------------------------------------------------------------------- encoded rows
+
+
+@pytest.fixture
+def encoding(rigs):
+    """Three servers, twelve rows of 8 bytes in fragments of two: two fragments each."""
+    table = TableSpec("w", 12, dtype="float64", fragment_rows=2, codec="int:4")
+    return Router(rigs.view_of(servers=3, tables=(table,)))
+
+
+def encoded_push(rows, *sizes):
+    data = bytes(number for number, size in enumerate(sizes) for _ in range(size))
+    return PushOp("w", rows, memoryview(data), sizes=sizes)
+
+
+def test_an_encoded_push_is_cut_by_the_sizes_of_its_fragments(encoding):
+    push = encoded_push(KeyRange(1, 9), 3, 4, 5, 6, 2)
+    plan, server_parts = encoding.cut((push,), (), False)
+    assert parts(server_parts) == [("0", 1, 4, -1), ("1", 4, 8, -1), ("2", 8, 9, -1)]
+    assert [each.sizes for each in server_parts] == [((3, 4),), ((5, 6),), ((2,),)]
+    assert [bytes(each.buffers[0]) for each in server_parts] == [
+        b"\0" * 3 + b"\1" * 4, b"\2" * 5 + b"\3" * 6, b"\4" * 2
+    ]  # fmt: skip
+    assert plan is encoding.cut((push,), (), False)[0], "a plan does not depend on sizes"
+
+
+def test_credit_counts_what_a_push_takes_at_the_server(encoding):
+    server_parts = encoding.cut((encoded_push(KeyRange(0, 12), 1, 1, 1, 1, 1, 1),), (), False)[1]
+    assert [each.nbytes for each in server_parts] == [32, 32, 32]
+    assert [each.payload_bytes for each in server_parts] == [2, 2, 2]
+
+
+def test_encoded_and_plain_pushes_in_one_exchange(rigs):
+    tables = [TableSpec(n, 4, dtype="float64", fragment_rows=2, codec="int:4") for n in "vw"]
+    router = Router(rigs.view_of(servers=2, tables=tables))
+    plain = PushOp("v", KeyRange(0, 4), memoryview(bytes(32)))
+    first, second = router.cut((plain, encoded_push(KeyRange(0, 4), 3, 5)), (), False)[1]
+    assert (first.sizes, second.sizes) == (((), (3,)), ((), (5,)))
+    assert [view.nbytes for view in first.buffers] == [16, 3]
+    assert first.nbytes == 32
+    assert first.payload_bytes == 19
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "words"),
+    [
+        (KeyRange(0, 4), (3,), "1 encoded fragments of .0:4., which has 2"),
+        (KeyRange(0, 4), (3, 17), "of 17 bytes, whose rows have 16"),
+        (KeyRange(0, 4), (3, 0), "of 0 bytes"),
+        (KeyRange(1, 4), (9, 3), "of 9 bytes, whose rows have 8"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(encoding, rows, sizes, words):
+    with pytest.raises(InvalidValue, match=words):
+        encoding.cut((encoded_push(rows, *sizes),), (), False)
+
+
+def test_other_bytes_than_the_sizes_say_are_refused(encoding):
+    push = PushOp("w", KeyRange(0, 4), memoryview(bytes(7)), sizes=(3, 3))
+    with pytest.raises(InvalidValue, match="7 bytes of encoded fragments of 6"):
+        encoding.cut((push,), (), False)
+
+
+def test_pulls_of_encoded_rows_are_cut_alike(encoding):
+    out = memoryview(bytearray(20))
+    pull = PullOp("w", KeyRange(0, 12), out, sizes=(1, 2, 3, 4, 5, 5))
+    server_parts = encoding.cut((), (pull,), False)[1]
+    assert [each.pulled for each in server_parts] == [((1, 2),), ((3, 4),), ((5, 5),)]
+    assert [each.nbytes_out for each in server_parts] == [3, 7, 10]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.simulation.training import SimulatedClient
 
 EVALUATIONS_AN_EPOCH = 5
+RESIDUALS = "residuals"  # in a worker's state: what codecs have left out
 
 
 class Progress:
@@ -105,8 +106,13 @@ class Progress:
         if self._start_clock + clock != self.clock:
             self.clock, self._since = self._start_clock + clock, 0
         if self._states is not None:
-            held = self._learner.module, strategy.state_dict
+            held = self._learner.module, self.state
             self._states.reached(client.view, clock, *held, self._step)
+
+    def state(self) -> dict[str, Any]:
+        """Return what this worker alone has: the strategy's state, and what codecs left out."""
+        residuals = self._client.residuals()
+        return {**self._strategy.state_dict(), **({RESIDUALS: residuals} if residuals else {})}
 
     def evaluate(self, epoch: int, step: int) -> None:
         if step == self._evaluated_at or not self._evaluates:

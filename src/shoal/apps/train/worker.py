@@ -11,7 +11,7 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from shoal.apps.train.progress import Progress
+from shoal.apps.train.progress import RESIDUALS, Progress
 from shoal.apps.train.setup import WorkerSetup, load_dataset, set_up
 from shoal.client.client import Client
 from shoal.errors import InvalidValue
@@ -47,14 +47,13 @@ def run_worker(
     data = load_dataset(spec, [Path(each) for each in task.inputs["data_dirs"]])
     setup = set_up(spec, data, rank, start_clock)
     strategy, model = setup.strategy, setup.model
-    with Client(task.scheduler, task.client_options(spec)) as client:
+    how = msgspec.structs.replace(task.client_options(spec), seed=spec.seed)
+    with Client(task.scheduler, how) as client:
         clocks = CheckpointClocks(spec.checkpoint_every)
         alone, kept = not strategy.traits.uses_servers, spec.keep_checkpoints
         states = WorkerStates(paths.checkpoints, rank, clocks, start_clock, alone, kept, client.run)
         epochs_before = epochs_of(spec.resume) if start_clock else 0
-        done = (
-            _take_up(setup, rank, start_clock, epochs_before, client.clock) if start_clock else None
-        )
+        done = _take_up(setup, rank, start_clock, epochs_before, client) if start_clock else None
         progress = Progress(setup, client, log, states, start_clock)
         progress.begin(rank)
         steps = spec.epochs * len(setup.batches)
@@ -75,7 +74,7 @@ def run_worker(
         if spec.saves:
             ranks = ranks_of(client.view) if alone else ()
             origin = Origin(client.run, progress.clock, client.view.id)
-            told = model.module, strategy.state_dict(), steps, origin, ranks
+            told = model.module, progress.state(), steps, origin, ranks
             write_state(paths.state(rank), *told, ended=True)
         if client.rank == client.first_rank:
             state = {k: v.detach().clone() for k, v in model.module.state_dict().items()}
@@ -85,12 +84,12 @@ def run_worker(
 
 
 def _take_up(
-    setup: WorkerSetup, rank: int, start_clock: int, epochs_before: int, clock: int
+    setup: WorkerSetup, rank: int, start_clock: int, epochs_before: int, client: Client
 ) -> int:
     """Load the state of a checkpoint; return the number of batches that this worker had done.
 
-    clock:  the clock at which this worker joins; after clock 0 the strategy takes its state from
-            the cluster
+    client:  the worker's part of the run; if it joins after clock 0 the strategy takes its state
+             from the cluster
     """
     spec, strategy = setup.spec, setup.strategy
     resumed = RunFolder(Path(spec.resume)).checkpoints
@@ -101,9 +100,11 @@ def _take_up(
             "checkpoint %d has no random state of this worker: it begins with a new one",
             start_clock,
         )
-    elif not clock:
+    elif not client.clock:
         try:
-            strategy.load_state_dict(dict(state))
+            own = dict(state)
+            client.load_residuals(own.pop(RESIDUALS, {}), start_clock)
+            strategy.load_state_dict(own)
         except MISFITS as error:
             raise InvalidValue(
                 f"the checkpoint of {spec.resume} has no state of strategy {strategy.name!r} with "

@@ -6,6 +6,8 @@ and values follow as raw buffers, in the order of the parts that announce them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from shoal.protocol.messages import (
     admin,
     collective,
@@ -28,4 +30,11 @@ __all__ = [
     "requests",
 ]
 
-MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
+
+def _kinds(of: type[Message]) -> Iterator[type[Message]]:
+    for kind in of.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
+
+
+MESSAGES: tuple[type[Message], ...] = tuple(_kinds(Message))

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from shoal.protocol.limits import PARTS_MAX, SLOTS_MAX, Number
+from shoal.protocol.limits import FRAGMENTS_TOLD_MAX, PARTS_MAX, SLOTS_MAX, Number
 from shoal.protocol.views import NodeId, Role
 
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 SCHEDULER: NodeId = "scheduler"
 SAME = -2
 PARTS_SHOWN = 10  # parts of a request that a text names
@@ -85,3 +85,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 Parts = Annotated[tuple[Part, ...], Meta(max_length=PARTS_MAX)]
+# Of each part the bytes of its encoded fragments, none if it is not encoded; or nothing at all.
+Sizes = Annotated[
+    tuple[Annotated[tuple[Number, ...], Meta(max_length=FRAGMENTS_TOLD_MAX)], ...],
+    Meta(max_length=PARTS_MAX),
+]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shoal.protocol.limits import (
+    FRAGMENTS_TOLD_MAX,
     ORIGINS_MAX,
     PARTS_MAX,
     WINDOW,
@@ -17,13 +18,21 @@ from shoal.protocol.limits import (
     NumberOrNone,
     Rank,
     Seconds,
+    Weight,
 )
-from shoal.protocol.messages.base import PARTS_SHOWN, Message, Part, Parts
+from shoal.protocol.messages.base import PARTS_SHOWN, Message, Part, Parts, Sizes
 from shoal.protocol.views import ViewId
 
 What = Literal["push", "write", "round", "accept", "call", "check"]
 Origin = tuple[Number, Number, Number]
 ShardVersion = tuple[Number, Number, Number]
+
+
+Weighed = tuple[Weight, Finite | None]
+Merges = Annotated[
+    tuple[Annotated[tuple[Weighed, ...], Meta(max_length=FRAGMENTS_TOLD_MAX)], ...],
+    Meta(max_length=PARTS_MAX),
+]
 
 
 class Replicate(Message, frozen=True):
@@ -49,6 +58,8 @@ class Replicate(Message, frozen=True):
     """
 
     senders = ("server",)
+    sizes: ClassVar[Sizes] = ()  # an operation without codecs has not a byte more
+    merges: ClassVar[Merges] = ()
 
     view: ViewId
     number: Number
@@ -72,6 +83,20 @@ class Replicate(Message, frozen=True):
         if self.path:
             words.append(f"to clock {self.clock} of server-{self.path[0]}")
         return " ".join(words)
+
+
+class EncodedReplicate(Replicate, frozen=True):
+    """An operation whose values are encoded, or those of some parts.
+
+    Attributes:
+        sizes: of each part, the bytes of its encoded fragments; none if it is as it is.
+        merges: of each part, the (weight, rate) of each push to these rows in a round, in the order
+            of their merge, if it carries the pushes and not what was merged: the fragments of one
+            push follow those of the other. None if it carries rows; or nothing at all.
+    """
+
+    sizes: Sizes = ()  # type: ignore[misc]  # an operation as such has no such field
+    merges: Merges = ()  # type: ignore[misc]
 
 
 class ReplicateAck(Message, frozen=True):
@@ -143,6 +168,9 @@ class StateChunk(Message, frozen=True):
     after: Number
     last: bool
     past: ReplicaHistory | None = None
+
+    sizes: ClassVar[Sizes] = ()  # snapshots are exact
+    merges: ClassVar[Merges] = ()
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from shoal.protocol.limits import PARTS_ASKED_MAX, WINDOW, Finite, Number, NumberOrNone, Text
-from shoal.protocol.messages.base import PARTS_SHOWN, Message, Part
+from shoal.protocol.messages.base import PARTS_SHOWN, Message, Part, Sizes
 from shoal.protocol.views import FOREVER, ViewId
 
 Asked = Annotated[tuple[Part, ...], Meta(max_length=PARTS_ASKED_MAX)]
@@ -32,6 +32,8 @@ class Request(Message, frozen=True):
     """
 
     senders = ("worker",)
+    sizes: ClassVar[Sizes] = ()  # a request without codecs has not a byte more
+    pulled: ClassVar[Sizes] = ()
 
     view: ViewId
     incarnation: Number
@@ -75,6 +77,19 @@ class Request(Message, frozen=True):
         clock = max(self.clock, self.advance)
         when = "after its last clock" if clock >= FOREVER else f"at clock {clock}"
         return f"{', '.join(words)} {when}"
+
+
+class EncodedRequest(Request, frozen=True):
+    """A request whose push or pull is encoded, or some parts of it.
+
+    Attributes:
+        sizes: of each part of the push, the bytes of its encoded fragments; none if it is as it is;
+            or nothing at all.
+        pulled: the same of the rows that are pulled.
+    """
+
+    sizes: Sizes = ()  # type: ignore[misc]  # a request as such has no such field
+    pulled: Sizes = ()  # type: ignore[misc]
 
 
 Code = Literal[

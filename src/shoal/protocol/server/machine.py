@@ -36,8 +36,13 @@ from shoal.protocol.messages.membership import (
     RefuseView,
     ViewRefused,
 )
-from shoal.protocol.messages.replication import Replicate, ReplicateAck, StateChunk
-from shoal.protocol.messages.requests import Computing, Probe, Request
+from shoal.protocol.messages.replication import (
+    EncodedReplicate,
+    Replicate,
+    ReplicateAck,
+    StateChunk,
+)
+from shoal.protocol.messages.requests import Computing, EncodedRequest, Probe, Request
 from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.link import ReplicationOptions
@@ -53,7 +58,9 @@ from shoal.protocol.views import NodeId, Role
 from shoal.tables.spec import TableSpec
 
 # Sets, because `isinstance` of a union takes five times as long, for each message.
-CHANGES = frozenset({Request, Replicate})  # and they may need long work
+CHANGES = frozenset(
+    {Request, EncodedRequest, Replicate, EncodedReplicate}
+)  # and they may need long work
 EXCHANGE = CHANGES | {ReplicateAck}
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from shoal.protocol.limits import ANSWER_BYTES, IN_FLIGHT, WINDOW
 from shoal.protocol.machine import Arrival, Discard, Sink
+from shoal.protocol.messages.base import Part
 from shoal.protocol.requests import Exchange
 from shoal.protocol.views import NO_VIEW, NodeId, ViewId
 from shoal.protocol.worker.server_part import ServerPart, SubRequestPlan
@@ -27,6 +28,7 @@ class SubRequestPart(msgspec.Struct, eq=False):
     again_at:  the time of the next probe of its server
     wait_s:    the pause between probes, which doubles with each
     soon_s:    the same while its server cannot admit it yet
+    counts:    whether its push may count: its server has not refused the push
     reason:    the reason or code in the last reply of its server
     sink:      the sink of the arriving answer
     """
@@ -37,6 +39,7 @@ class SubRequestPart(msgspec.Struct, eq=False):
     soon_s: float = 0.0
     accepted: bool = False
     done: bool = False
+    counts: bool = True
     reason: str = "no answer"
     sink: Sink | None = None
 
@@ -78,9 +81,14 @@ class SubRequestPart(msgspec.Struct, eq=False):
         """Drop the push, which is applied: the pulled rows were lost on their way."""
         self.server_part = self.server_part.without_push()
 
-    def finish(self) -> None:
-        """Note that the final reply of the server has arrived."""
+    def refuse(self, late: bool) -> None:
+        """Note that the server has refused it: that is its final reply, and no push counts.
+
+        late: whether its push was late for its round. Otherwise a pull of the same message may have
+            been refused, when the push was in the rows already.
+        """
         self.done = True
+        self.counts = not late and bool(self.server_part.pulls)
 
     def revoke(self) -> None:
         """Revoke the sink, so that a late answer goes to scratch memory."""
@@ -126,6 +134,15 @@ class SubRequest(msgspec.Struct, eq=False):
         following.plan = rest
         self.plan, self.advance = push, -1
         return following
+
+    def uncounted(self) -> list[Part]:
+        """Return the parts of its push that no server counts: they were not sent, or refused."""
+        return [
+            part
+            for each in self.parts.values()
+            if not self.begun or not each.counts
+            for part in each.server_part.pushes
+        ]
 
     def open_parts(self) -> list[SubRequestPart]:
         return [part for part in self.parts.values() if not part.done]

@@ -7,6 +7,7 @@ borrowed from the caller until the request is resolved.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import inf
 
 from shoal.errors import (
@@ -19,6 +20,7 @@ from shoal.errors import (
     ShoalError,
     SyncTimeout,
 )
+from shoal.keys import KeyRange
 from shoal.protocol.machine import (
     Arrival,
     Asked,
@@ -246,7 +248,8 @@ class WorkerMachine:
             else:
                 plans = self._router.sub_requests(ask)
         except (Refused, InvalidValue) as mistake:
-            out.append(Resolve(request_id, Outcome(error=mistake)))
+            uncounted = tuple((op.table, op.rows) for op in ask.pushes)
+            out.append(Resolve(request_id, Outcome(error=mistake, uncounted=uncounted)))
             return
         clock = advance = self.clock = max(self.clock, ask.at)
         if ask.advance:
@@ -384,7 +387,7 @@ class WorkerMachine:
         who, message = part.server_part.server, self._sender.message(sub_request, part)
         error = kind(f"{self.session.name_of(who)} refused {message.describe()}: {reply.reason}")
         self._in_flight.land(sub_request, part)
-        part.finish()
+        part.refuse(late=kind is RoundClosed)
         if sub_request.request_id:
             self.clock = max(self.clock, reply.clock_min if kind is RoundClosed else 0)
             self._resolve(sub_request.request_id, error, out)
@@ -399,14 +402,25 @@ class WorkerMachine:
 
     def _resolve(self, request_id: int, error: ShoalError | None, out: Effects) -> None:
         pending, followers = self._requests.close(request_id)
+        uncounted = self._uncounted(pending.sub_requests) if error is not None else ()
         for sub_request in pending.sub_requests:
             self._abandon(sub_request, out)
-        out.append(Resolve(request_id, pending.outcome(error, self.clock)))
+        out.append(Resolve(request_id, pending.outcome(error, self.clock, uncounted)))
         if error is not None:
             why = Refused(f"a request that this one comes after failed: {error}")
             for follower in followers:
                 if follower in self._requests:
                     self._resolve(follower, why, out)
+
+    def _uncounted(self, sub_requests: Iterable[SubRequest]) -> tuple[tuple[str, KeyRange], ...]:
+        """Return the tables and rows whose pushes no server counts."""
+        assert self._router is not None
+        tables = self._router.view.tables
+        return tuple(
+            (tables[part.table].name, KeyRange(part.start, part.stop))
+            for each in sub_requests
+            for part in each.uncounted()
+        )
 
     def _abandon(self, sub_request: SubRequest, out: Effects) -> None:
         """End a sub-request whose request is over; a push that was sent and an advance go on."""

@@ -8,6 +8,7 @@ from math import inf
 import msgspec
 
 from shoal.errors import ShoalError
+from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.messages.requests import Reply
@@ -67,10 +68,12 @@ class PendingRequest(msgspec.Struct, eq=False):
         self.sub_requests.remove(done)
         return not self.sub_requests
 
-    def outcome(self, error: ShoalError | None, clock: int) -> Outcome:
+    def outcome(
+        self, error: ShoalError | None, clock: int, uncounted: tuple[tuple[str, KeyRange], ...]
+    ) -> Outcome:
         """Return the outcome for the caller; the worker is at `clock`."""
-        clock_min = -1 if self.clock_min == FOREVER else self.clock_min
-        return Outcome(error, clock_min, self.round_weight, updates=self.updates, clock=clock)
+        at = -1 if self.clock_min == FOREVER else self.clock_min
+        return Outcome(error, at, self.round_weight, None, self.updates, clock, uncounted)
 
 
 class PendingRequests:

@@ -113,13 +113,15 @@ def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[Pull
         return next(sent).cast("Q" if view.tables[part.table].hashed else "q")
 
     rates = server_part.rates or (None,) * len(server_part.pushes)
-    for part, lr in zip(server_part.pushes, rates, strict=True):
+    sizes = server_part.sizes or ((),) * len(server_part.pushes)
+    for part, lr, encoded in zip(server_part.pushes, rates, sizes, strict=True):
         keys = keys_of(part)
         name, rows = view.tables[part.table].name, KeyRange(part.start, part.stop)
         values, *slots = (next(sent) for _ in range(1 + part.slots))
         ordered = len(view.placements[part.table]) > 1
-        pushes.append(PushOp(name, rows, values, keys, ordered, tuple(slots), lr))
-    for part in server_part.pulls:
+        pushes.append(PushOp(name, rows, values, keys, ordered, tuple(slots), lr, encoded))
+    pulled = server_part.pulled or ((),) * len(server_part.pulls)
+    for part, encoded in zip(server_part.pulls, pulled, strict=True):
         spec, rows = view.tables[part.table], KeyRange(part.start, part.stop)
         if part.keys == SAME:
             keys = next(op.keys for op in pushes if (op.table, op.rows) == (spec.name, rows))
@@ -128,11 +130,11 @@ def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[Pull
         out: memoryview | list[memoryview] | Answer | None = next(answers, None)
         if out is None:
             count = len(rows) if keys is None else len(keys)
-            out = _views_of(outs, Layout(spec).nbytes(count))
+            out = _views_of(outs, sum(encoded) or Layout(spec).nbytes(count))
         slots = [slot for _ in range(part.slots) if (slot := next(outs, None)) is not None]
         if out:  # the caller still waits for it
             ordered = len(view.placements[part.table]) > 1
-            pulls.append(PullOp(spec.name, rows, out, keys, ordered, tuple(slots)))
+            pulls.append(PullOp(spec.name, rows, out, keys, ordered, tuple(slots), sizes=encoded))
     return pushes, pulls
 
 

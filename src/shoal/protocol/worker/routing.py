@@ -124,14 +124,16 @@ class Router:
         plan = self._plan(pushes, pulls, everybody)
         self._check_buffers(pushes, pulls)
         server_parts, rated = [], any(op.lr is not None for op in pushes)
+        encoded = any(op.sizes for op in pushes)
         for each in plan.servers:
             buffers = self._pushed(pushes, each)
+            spared, sizes = self._encoded(pushes, each, buffers) if encoded else (0, ())
             for index, first, last in each.key_cuts:
                 keys = pulls[index].keys
                 assert keys is not None
                 buffers.append(keys[first:last].cast("B"))
-            outs, answers = self._pulled(pulls, each)
-            nbytes, nbytes_out = 0, -1 if answers else 0
+            outs, answers, pulled = self._pulled(pulls, each)
+            nbytes, nbytes_out = spared, -1 if answers else 0
             for buffer in buffers:
                 nbytes += buffer.nbytes
             for out in outs:
@@ -147,27 +149,36 @@ class Router:
                     nbytes_out,
                     answers,
                     tuple(pushes[index].lr for index, _, _ in each.push_cuts) if rated else (),
+                    sizes,
+                    pulled if any(pulled) else (),
                 )
             )
         return plan, server_parts
 
     def _pulled(
         self, pulls: Sequence[PullOp], server_part: _Server
-    ) -> tuple[list[memoryview], tuple[Answer, ...]]:
+    ) -> tuple[list[memoryview], tuple[Answer, ...], tuple[tuple[int, ...], ...]]:
+        """Return the destinations of pulled rows or answers, and the sizes of encoded fragments."""
         outs: list[memoryview] = []
         answers: list[Answer] = []
+        sizes: list[tuple[int, ...]] = []
         for index, first, last in server_part.pull_cuts:
-            pull = pulls[index]
-            if isinstance(pull.out, memoryview):
+            pull, encoded = pulls[index], _RAW
+            if pull.sizes and isinstance(pull.out, memoryview):
+                layout = self._layouts[self.numbers[pull.table]]
+                start, stop, encoded = layout.encoded_span(pull.rows, pull.sizes, first, last)
+                outs.append(pull.out[start:stop])
+            elif isinstance(pull.out, memoryview):
                 outs.append(pull.out[first:last])
                 outs += [slot[first:last] for slot in pull.slots]
             elif isinstance(pull.out, Answer):
                 answers.append(pull.out)
             else:
                 outs += pull.out[slice(*self._layouts[self.numbers[pull.table]].rows(first, last))]
+            sizes.append(encoded)
         if answers and outs:
             raise InvalidValue("pulls from custom tables and from others need two exchanges")
-        return outs, tuple(answers)
+        return outs, tuple(answers), tuple(sizes)
 
     def _pushed(self, pushes: Sequence[PushOp], server_part: _Server) -> list[memoryview]:
         buffers: list[memoryview] = []
@@ -180,6 +191,27 @@ class Router:
             buffers.append(op.keys[first:last].cast("B") if first < last else _EMPTY)
             buffers.append(self._layouts[self.numbers[op.table]].view(op.values, first, last))
         return buffers
+
+    def _encoded(
+        self, pushes: Sequence[PushOp], server_part: _Server, buffers: list[memoryview]
+    ) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        """Replace the buffers of encoded pushes, which were cut as if they were not encoded.
+
+        Returns:
+            The bytes that this spares, and of each part the sizes of its encoded fragments.
+        """
+        sizes: list[tuple[int, ...]] = []
+        spared = at = 0
+        for index, first, last in server_part.push_cuts:
+            op, encoded = pushes[index], _RAW
+            if op.sizes:
+                layout = self._layouts[self.numbers[op.table]]
+                start, stop, encoded = layout.encoded_span(op.rows, op.sizes, first, last)
+                buffers[at] = op.values[start:stop]
+                spared += last - first - (stop - start)
+            sizes.append(encoded)
+            at += 1 + len(op.slots) if op.keys is None else 2
+        return spared, tuple(sizes)
 
     def _unordered(self, op: PushOp | PullOp) -> bool:
         """Return whether several servers have the hash slots of keys that are in any order."""
@@ -319,15 +351,30 @@ class Router:
 
     def _check_buffers(self, pushes: Sequence[PushOp], pulls: Sequence[PullOp]) -> None:
         for op in pushes:
+            if op.sizes:
+                self._check_encoded(op, op.values)
+                continue
             for buffer in (op.values, *op.slots):
                 self._check(op, buffer)
         for pull in pulls:
             if not isinstance(pull.out, memoryview):
                 continue
+            if pull.sizes:
+                self._check_encoded(pull, pull.out)
+                continue
             for out in (pull.out, *pull.slots):
                 self._check(pull, out)
                 if out.readonly:
                     raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
+
+    def _check_encoded(self, op: PushOp | PullOp, buffer: memoryview) -> None:
+        problem = self._layouts[self._number(op.table)].encoded_problem(op.rows, op.sizes)
+        if op.keys is not None or op.slots:
+            problem = "rows with keys or slots are not encoded"
+        if not problem and buffer.nbytes != sum(op.sizes):
+            problem = f"{buffer.nbytes} bytes of encoded fragments of {sum(op.sizes)}"
+        if problem:
+            raise InvalidValue(f"table {op.table!r}: {problem}")
 
     def _check(self, op: PushOp | PullOp, buffer: memoryview) -> None:
         count = len(op.rows) if op.keys is None else len(op.keys)
@@ -345,3 +392,4 @@ def _pushed_keys(pull: PullOp, pushes: Sequence[PushOp], pulls: Sequence[PullOp]
 
 
 _EMPTY = memoryview(b"")
+_RAW: tuple[int, ...] = ()  # the sizes of fragments that are not encoded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages.requests import Probe, Request
+from shoal.protocol.messages.requests import EncodedRequest, Probe, Request
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.in_flight import InFlight, SubRequest, SubRequestPart
@@ -46,7 +46,7 @@ class Sender:
         for part in sub_request.parts.values():
             part.ask_at(again_at, self._probe_s)
             theirs = part.server_part
-            self.bytes_pushed += theirs.nbytes
+            self.bytes_pushed += theirs.payload_bytes
             out.append(Send(theirs.server, self.message(sub_request, part), theirs.buffers))
 
     def send_again(
@@ -60,7 +60,7 @@ class Sender:
     def message(self, sub_request: SubRequest, part: SubRequestPart) -> Request:
         """Return the request for a server, in the current view."""
         ask, server_part, in_flight = sub_request.ask, part.server_part, self._in_flight
-        return Request(
+        fields = (
             self._session.view_id,
             self._session.incarnation,
             sub_request.seq,
@@ -75,6 +75,9 @@ class Sender:
             in_flight.follows(sub_request, server_part.server) if sub_request.follows else (),
             ask.updates,
         )
+        if server_part.sizes or server_part.pulled:
+            return EncodedRequest(*fields, server_part.sizes, server_part.pulled)
+        return Request(*fields)
 
     # ------------------------------------------------------------------ probes
 

@@ -16,10 +16,13 @@ class ServerPart(msgspec.Struct, frozen=True):
     Attributes:
         buffers: the pushed keys and values, then the keys of keyed pulls.
         outs: the destinations of pulled rows.
-        nbytes: the bytes of `buffers`.
+        nbytes: the bytes that the server needs for `buffers`: of encoded rows, those of the rows.
         nbytes_out: the bytes of `outs`, or -1 with `answers`.
         answers: the destinations of answers of any size, in place of `outs`.
         rates: the learning rate of each part of the push; none at all if no part has one.
+        sizes: of each part of the push, the bytes of its encoded fragments; none at all if no part
+            is encoded.
+        pulled: the same of the pulled rows.
     """
 
     server: NodeId
@@ -31,6 +34,15 @@ class ServerPart(msgspec.Struct, frozen=True):
     nbytes_out: int
     answers: tuple[Answer, ...] = ()
     rates: tuple[float | None, ...] = ()
+    sizes: tuple[tuple[int, ...], ...] = ()
+    pulled: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def payload_bytes(self) -> int:
+        """The bytes of `buffers`."""
+        if not self.sizes:
+            return self.nbytes
+        return sum(buffer.nbytes for buffer in self.buffers)
 
     def without_push(self) -> ServerPart:
         """Return the same pulls of the same keys, without the pushes."""
@@ -50,7 +62,7 @@ class ServerPart(msgspec.Struct, frozen=True):
             pulls.append(part)
         # `nbytes` stays: it is the credit that is returned with the answer
         return msgspec.structs.replace(
-            self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys), rates=()
+            self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys), rates=(), sizes=()
         )
 
     def destination(self, nbytes: int) -> list[memoryview]:

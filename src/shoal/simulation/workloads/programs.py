@@ -4,8 +4,8 @@ Table `ledger` has a key for each push, which adds 1 to it; in some seeds the ta
 push to table `stamp` adds one number to every element, so that a torn or half-applied push shows.
 With simple requests there is nothing else, and each request pushes or pulls one table.
 Some seeds also have a custom table (workloads.custom), a bounded table (workloads.bounded), whole
-states that are assigned (workloads.state) or leased batches (workloads.leases). Half of them have
-a table with optimizer state (workloads.optimizer).
+states that are assigned (workloads.state), leased batches (workloads.leases) or a table with a
+codec (workloads.encoded). Half of them have a table with optimizer state (workloads.optimizer).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from shoal.simulation.plan import GUESTS, STAMP_FRAGMENT, STAMP_ROWS, Plan
 from shoal.simulation.workloads.bounded import BoundedWorkload
 from shoal.simulation.workloads.checkpoints import CheckpointWorkload
 from shoal.simulation.workloads.custom import Calls
+from shoal.simulation.workloads.encoded import EncodedWorkload
 from shoal.simulation.workloads.extras import NO_EXTRAS, Extras
 from shoal.simulation.workloads.leases import LeaseWorkload
 from shoal.simulation.workloads.optimizer import OptimizerWorkload
@@ -49,7 +50,8 @@ from shoal.tables.spec import Access, TableSpec
 
 CANARY = -7.0
 SPOILED = b"\xa5"  # the bytes of buffers after their request is resolved
-SPARSE, CUSTOM, OPTIMIZED, ASSIGNED, CANCELS_OFTEN = 0.25, 0.25, 0.5, 0.3, 0.25  # of the seeds
+SPARSE, CUSTOM, OPTIMIZED, ASSIGNED, ENCODED = 0.25, 0.25, 0.5, 0.3, 0.2  # of the seeds
+CANCELS_OFTEN = 0.25  # of the seeds
 SPARSE_WIDTH = 3
 PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
 TIMEOUT_S = 0.3  # of some requests
@@ -82,6 +84,8 @@ class Workload:
         self.optimizer = OptimizerWorkload(rule, model) if optimized else None
         assigned = more and draws.happens(("assigned", group), ASSIGNED)
         self.state = StateWorkload(rule, lambda: world.now) if assigned else None
+        encoded = more and draws.happens(("encoded", group), ENCODED)
+        self.encoded = EncodedWorkload(rule) if encoded else None
         often = draws.happens(("cancels often", group), CANCELS_OFTEN)
         self._cancels = 0.4 if often else 0.1  # share of pulls that are cancelled
         self._styles = STYLES if rule.closes is None else [s for s in STYLES if s != "two pushes"]
@@ -102,7 +106,7 @@ class Workload:
         if self._simple:  # one fragment: a push of several is streamed
             ledger = TableSpec("ledger", rows, fragment_rows=rows, **common)
             stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_ROWS, **common)
-        others = (self.calls, self.bounded, self.leased, self.optimizer, self.state)
+        others = (self.calls, self.bounded, self.leased, self.optimizer, self.state, self.encoded)
         return [ledger, stamp, *(each.spec for each in others if each is not None)]
 
     def crashed(self, node: NodeId) -> None:
@@ -170,7 +174,7 @@ class Workload:
         if pushes[0].keys is not None and random.random() < 0.3:
             keys = pushes[0].keys  # sent once
         ledger, stamp, pulls = self._pulls(keys)
-        extras = yield from self._extras(machine, key, random)
+        extras = yield from self._extras(node, machine, key, random)
         pushes, pulls = (*pushes, *extras.pushes), (*pulls, *extras.pulls)
         how = {"timeout_s": random.choice([None, None, None, TIMEOUT_S]), **extras.how}
         if style != "push and pull":
@@ -295,7 +299,7 @@ class Workload:
         self._world.coverage["guest read"] += 1
 
     def _extras(
-        self, machine: WorkerMachine, key: int, random: Random
+        self, node: NodeId, machine: WorkerMachine, key: int, random: Random
     ) -> Generator[Any, Any, Extras]:
         """Return the pushes and pulls of tables that only some seeds have."""
         extras = Extras()
@@ -309,6 +313,10 @@ class Workload:
             if batch is not None:
                 extras.pushes.append(batch)
                 extras.pushers.append(lambda outcome: leased.pushed(batch, outcome))
+        if (encoded := self.encoded) is not None and (door := self._world.nodes[node].door):
+            push, sent = encoded.push(door, random)
+            extras.pushes.append(push)
+            extras.pushers.append(lambda outcome: encoded.acknowledged(sent, outcome))
         if (optimizer := self.optimizer) is not None:
             push, how = optimizer.push(key, machine.session.rank, machine.clock, random)
             of_model, model = optimizer.pull()

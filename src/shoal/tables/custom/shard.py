@@ -160,6 +160,7 @@ class StagedCall:
     __slots__ = ("kept", "retained", "views", "words")
 
     keys = ()  # the keys of the call are in `words`
+    encoded = None
 
     def __init__(self, words: int) -> None:
         self.words = np.empty(words, np.uint64)

@@ -16,8 +16,10 @@ from shoal.errors import AccessFailed
 from shoal.keys import KeyRange, cut_at_edges
 from shoal.tables.access import Prepared, Slots
 from shoal.tables.dense.merge import Contribution, merge_some, merge_whole, rows_of
+from shoal.tables.dense.pulled import PulledFragments
 from shoal.tables.dense.rows import DenseRows
 from shoal.tables.dense.torch_methods import TorchMethod
+from shoal.tables.encoding import Encoding
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import (
     ALIGN,
@@ -52,6 +54,8 @@ class DenseShard(DenseRows):
         self._ready: dict[KeyRange, list[StagedRows]] = {}
         self._ready_bytes = 0
         self._streams: dict[KeyRange, list[StreamedRows]] = {}
+        self._encoding = Encoding(spec)  # refuses codecs that do not exist
+        self._pulled = PulledFragments(spec)
 
     # ------------------------------------------------------------------ replicas
 
@@ -90,6 +94,26 @@ class DenseShard(DenseRows):
         return self._stage(rows, keys, count * self._row_bytes)
 
     stage_told = stage
+
+    def stage_encoded(self, rows: KeyRange, sizes: Sequence[int]) -> StagedRows:
+        """Return staging memory for a push of `rows` that comes encoded, in fragments of `sizes`.
+
+        Raises:
+            MemoryError: there is none for the rows or for what they are decoded from.
+        """
+        staged = self.stage(rows, -1)
+        staged.comes_encoded(self._staging.take(sum(sizes)), sizes)
+        return staged
+
+    def decode(self, staged: StagedRows) -> None:
+        """Decode a push, into the memory of its rows.
+
+        Raises:
+            BadEncoding: what has come is no encoding of rows.
+        """
+        assert staged.encoded is not None
+        self._encoding.decode(staged.rows, staged.encoded.data, staged.encoded.sizes, staged.values)
+        staged.is_decoded()
 
     def stage_keys(self, rows: KeyRange, keys: int) -> StagedRows:
         """Return staging memory for the keys of a pull."""
@@ -163,6 +187,10 @@ class DenseShard(DenseRows):
             return
         if staged.retained:
             return
+        if staged.encoded is not None:
+            self._staging.give(staged.encoded.memory)
+            staged.encoded = None
+            staged.is_decoded()
         if staged.loan is not None:  # nothing here refers to the sender's memory any more
             staged.loan = None
             return
@@ -328,6 +356,22 @@ class DenseShard(DenseRows):
             self.slots[name][places] = slot
 
     # ------------------------------------------------------------------ reads
+
+    def read_encoded(self, rows: KeyRange) -> list[memoryview]:
+        """Return rows as the table's codec for pulls encodes them: a view for each fragment.
+
+        A fragment is encoded once for all workers that pull it. Rows that have no encoding, such as
+        large ones, come as they are.
+        """
+        return [
+            self._pulled.read(
+                part,
+                self.rows[self._slice(part)],
+                self.versions[index],
+                self.counts.most(index, part),
+            )
+            for index, part in self._touched(rows)
+        ]
 
     def read_keys(self, staged: StagedRows) -> memoryview:
         """Return a copy of the rows at `staged.keys`."""

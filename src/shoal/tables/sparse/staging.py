@@ -40,6 +40,8 @@ class StagedKeys:
         "views",
     )
 
+    encoded = None  # no codec is for keys
+
     def __init__(self, rows: KeyRange, memory: np.ndarray, keys: int, values: np.ndarray) -> None:
         self.rows = rows
         self.memory: np.ndarray | None = memory

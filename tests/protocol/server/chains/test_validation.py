@@ -7,7 +7,7 @@ from shoal.errors import InvariantBroken
 from shoal.protocol.limits import EARLY_MAX
 from shoal.protocol.machine import Received
 from shoal.protocol.messages.base import Part
-from shoal.protocol.messages.replication import Replicate, ReplicateAck
+from shoal.protocol.messages.replication import EncodedReplicate, Replicate, ReplicateAck
 from shoal.tables.consistency import bsp
 
 NEXT = 1  # after the head has said its clock
@@ -60,6 +60,37 @@ def test_operations_come_from_servers(tail, sender, message):
 )  # fmt: skip
 def test_operations_that_no_server_sends(tail, changed, says):
     assert says in problem(tail, replace(PUSH, **changed))
+
+
+ENCODED = EncodedReplicate((1, 1), NEXT, (0,), 0, "push", (Part(0, 0, 4),), (1,), (None,))
+ROUND = {"what": "round", "round": 0, "merges": (((1.0, None),) * 2,)}
+
+
+def test_lawful_encoded_operations_are_taken(tail):
+    assert problem(tail, replace(ENCODED, sizes=((9,),))) == ""
+    assert problem(tail, replace(ENCODED, sizes=((9, 7),), **ROUND)) == ""
+    assert problem(tail, replace(ENCODED, sizes=((),))) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"sizes": ((9,), (9,))}, "do not agree"),
+        ({"sizes": ((9,),), "merges": ((), ())}, "do not agree"),
+        ({"sizes": ((33,),)}, "33 bytes, whose rows have 32"),
+        ({"sizes": ((0,),)}, "of 0 bytes"),
+        ({"sizes": ((9, 9),)}, "2 encoded fragments"),
+        ({"sizes": ((9,),), "what": "write"}, "a write that is encoded"),
+        ({"sizes": ((9,),), "what": "round", "round": 0}, "of 0 pushes"),
+        ({"sizes": ((9,),), "merges": (((1.0, None),),)}, "a push that is encoded, of 1 pushes"),
+        ({**ROUND, "sizes": ((9, 7, 5),)}, "2 pushes of 3 encoded fragments"),
+        ({**ROUND, "sizes": ((9, 33),)}, "33 bytes, whose rows have 32"),
+        ({**ROUND, "sizes": ((),)}, "0 encoded fragments"),
+        ({"sizes": ((9,),), "parts": (Part(0, 0, 4, 2),)}, "or of keys"),
+    ],
+)
+def test_encoded_operations_that_no_server_sends(tail, changed, says):
+    assert says in problem(tail, replace(ENCODED, **changed))
 
 
 def test_keys_are_looked_at_before_they_are_applied(tail):

@@ -7,10 +7,11 @@ from typing import ClassVar
 import msgspec
 import pytest
 
+from shoal.errors import BadEncoding
 from shoal.protocol.limits import PARTS_MAX, REPEATS_MAX
-from shoal.protocol.machine import Discard, Received
+from shoal.protocol.machine import Discard, Offload, Offloaded, Received
 from shoal.protocol.messages.base import SAME, Part
-from shoal.protocol.messages.requests import Reply, Request
+from shoal.protocol.messages.requests import EncodedRequest, Reply, Request
 from shoal.protocol.server.requests import staging
 from shoal.tables.consistency import bsp
 from tests.protocol.rigs.shard import FakeShard, FakeStaged
@@ -96,6 +97,91 @@ def test_what_a_worker_has_waiting_for_rounds_is_bounded(rigs, monkeypatch):
     assert "wait for rounds to close" in refusals(server, request)[0]
     server.receive("worker-1", Request((1, 1), 12, 0, 0, 0, (ALL,)), bytes(32))
     assert server.codes("worker-1") == ["accepted"]  # another worker
+
+
+# ---------------------------------------------------------------------------- encoded rows
+
+
+def encoded_push(seq=0, *sizes, pulled=(), **more):
+    parts = more.pop("pushes", (ALL,) if sizes else ())
+    return EncodedRequest((1, 1), 11, seq, 0, 0, parts, sizes=sizes, pulled=pulled, **more)
+
+
+def test_an_encoded_push_is_decoded_before_it_is_applied(server):
+    server.receive("worker-0", encoded_push(0, (4,)), bytes([1, 2, 3, 4]))
+    assert server.codes("worker-0") == ["applied"]
+    assert server.rows == [1, 2, 3, 4]
+
+
+def test_a_push_that_cannot_be_decoded_is_refused_whole(server):
+    both = encoded_push(0, (4,), (4,), pushes=(ALL, ALL))
+    server.receive("worker-0", both, bytes([1, 2, 3, 4, 5, 6, 7, 255]))
+    assert [each.reason for each in server.sent(Reply)] == ["255 is no value"]
+    assert server.rows == [0] * 4
+    server.receive("worker-0", both, bytes([1, 2, 3, 4, 5, 6, 7, 8]))  # its outcome is known
+    assert server.codes("worker-0") == ["refused"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "more"),
+    [
+        (((33,),), {}),  # more than its rows
+        (((0,),), {}),
+        (((2, 2),), {}),  # there is one fragment
+        (((4,), ()), {}),  # of two parts
+        (((4,),), {"assign": True}),
+        (((4,),), {"pushes": (Part(0, 0, 4, 2),)}),
+        (((4,),), {"pushes": (Part(0, 0, 0),)}),
+        ((), {"pulls": (ALL,), "pulled": ((33,),)}),
+        ((), {"pulls": (ALL,), "pulled": ((4,), (4,))}),
+        ((), {"pulls": (Part(0, 0, 4, 1),), "pulled": ((4,),)}),
+    ],
+    ids=str,
+)
+def test_sizes_that_no_worker_says_are_refused_before_memory_is_taken(server, sizes, more):
+    request = encoded_push(0, *sizes, **more)
+    assert isinstance(server.machine.arriving("worker-0", request, 4), Discard)
+    assert ["it names rows or a table" in each for each in refusals(server, request)] == [True]
+
+
+def test_another_payload_than_the_sizes_say_is_not_taken(server):
+    arrival = server.machine.arriving("worker-0", encoded_push(0, (4,)), 5)
+    assert isinstance(arrival, Discard)
+    assert "5 bytes announced where the parts need 4" in arrival.reason
+
+
+def test_rows_are_pulled_encoded_if_their_sizes_are_as_the_worker_says(server):
+    server.receive("worker-0", encoded_push(0, (4,)), bytes([1, 2, 3, 4]))
+    server.receive("worker-0", encoded_push(1, pulls=(ALL,), pulled=((4,),)))
+    [send] = server.sends(Reply)
+    assert send.message.reason == ""
+    assert b"".join(send.buffers) == bytes([1, 2, 3, 4])
+    server.receive("worker-0", encoded_push(2, pulls=(ALL,), pulled=((5,),)))
+    [reply] = server.sent(Reply)
+    assert (reply.code, "encoded fragments of 5 bytes" in reply.reason) == ("refused", True)
+
+
+def test_what_waits_for_rounds_is_bounded_in_decoded_bytes(rigs, monkeypatch):
+    server = rigs.ServerRig(rigs.table(bsp()))
+    monkeypatch.setattr(staging, "COUNTED_BYTES", 1)
+    monkeypatch.setattr(staging, "WAITING_BYTES", 80)
+    for seq in range(2):
+        server.receive("worker-0", encoded_push(seq, (4,)), bytes(4))
+        assert server.codes("worker-0") == ["accepted"]
+    request = encoded_push(2, (4,))
+    assert isinstance(server.machine.arriving("worker-0", request, 4), Discard)
+    assert "wait for rounds to close" in refusals(server, request)[0]
+
+
+def test_long_decoding_is_done_outside_of_the_loop(rigs):
+    server = rigs.ServerRig(rigs.table(), long_bytes=32)
+    server.receive("worker-0", encoded_push(0, (4,)), bytes([1, 2, 3, 255]))
+    [offload] = [each for each in server.effects if isinstance(each, Offload)]
+    assert server.rows == [0] * 4
+    with pytest.raises(BadEncoding) as error:
+        offload.work()
+    server.handle(Offloaded(offload.ticket, None, error.value))
+    assert server.codes("worker-0") == ["refused"]
 
 
 class WithState(FakeShard):

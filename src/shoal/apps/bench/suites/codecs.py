@@ -1,4 +1,4 @@
-"""`shoal bench codecs`: 64 MiB of float32 encoded and decoded by one thread.
+"""`shoal bench codecs`: 64 MiB of float32 encoded and decoded by one thread, as 64 fragments.
 
     encode   with the look for NaNs, and for biased codecs with their residual
     decode   with the look for scales and codes that no encoder writes
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from shoal.apps.bench.rows import Row, Side, beside, by_turns, gigabytes, throughput
-from shoal.codecs import codec_of, residual_of
+from shoal.codecs import Codec, codec_of, residual_of
 from shoal.codecs.kernels import BLOCK
 from shoal.storage.run_folder import RunFolder
+from shoal.tables.spec import FRAGMENT_BYTES
 
 COUNT_OF_VALUES = 16 << 20
+FRAGMENT = FRAGMENT_BYTES // 4
 CODECS = (
     "fp16",
     "bf16",
@@ -33,6 +35,10 @@ CODECS = (
     "ternary",
     "onebit",
     "sign",
+    "topk:0.01",
+    "topk:0.001",
+    "randomk:0.01",
+    "topk:0.01+int:8",
 )
 COUNT = 2 * len(CODECS)
 ROUNDS = 9
@@ -47,10 +53,11 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
     for text in CODECS:
         codec = codec_of(text)
         residual = residual_of(len(values)) if codec.biased else None
-        data = np.zeros(codec.nbytes(len(values)), np.uint8)
+        size = codec.nbytes(FRAGMENT)
+        data = np.zeros(size * (len(values) // FRAGMENT), np.uint8)
         sides: list[Side] = [
-            (partial(codec.encode, values, data, residual=residual, key=1), cores),
-            (partial(codec.decode, data, copy), cores),
+            (partial(_encode, codec, values, data, residual), cores),
+            (partial(_decode, codec, data, copy), cores),
             (partial(np.copyto, copy, values), cores),
         ]
         encoded, decoded, copied = by_turns(sides, 1, rounds, warm_up=2)
@@ -61,6 +68,23 @@ def rows(folder: RunFolder, rounds: int) -> Iterator[Row]:
             row = beside(row, "torch operations", gigabytes(values.nbytes, theirs))
         yield row
         yield throughput(f"decode {text}", values.nbytes, decoded, copied)
+
+
+def _encode(codec: Codec, values: np.ndarray, data: np.ndarray, left: np.ndarray | None) -> None:
+    """Encode values by fragment, as pushes are."""
+    size = codec.nbytes(FRAGMENT)
+    for number in range(len(values) // FRAGMENT):
+        some = slice(number * FRAGMENT, (number + 1) * FRAGMENT)
+        into = data[number * size : (number + 1) * size]
+        residual = None if left is None else left[some]
+        codec.encode(values[some], into, residual=residual, key=1, first=some.start)
+
+
+def _decode(codec: Codec, data: np.ndarray, into: np.ndarray) -> None:
+    size = codec.nbytes(FRAGMENT)
+    for number in range(len(into) // FRAGMENT):
+        some = into[number * FRAGMENT : (number + 1) * FRAGMENT]
+        codec.decode(data[number * size : (number + 1) * size], some)
 
 
 # ---------------------------------------------------------------------------- in torch operations

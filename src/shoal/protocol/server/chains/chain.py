@@ -35,7 +35,7 @@ from shoal.protocol.server.state.replica import NONE, NOT_BEGUN, AppliedPart, Re
 from shoal.protocol.server.state.shard_store import Loads, Staged
 from shoal.protocol.views import NO_VIEW, NodeId, View, ViewId
 
-Stage = Callable[[Replica, Part], Staged]  # returns staging memory for a part
+Stage = Callable[[Replica, int], Staged]  # returns memory for the part of a message by its number
 
 
 class Chains:
@@ -283,9 +283,7 @@ class Chains:
         if problem:
             return Discard(problem)  # the message is refused then
         try:
-            loads = [
-                stage(replica, part) for replica, part in zip(found, message.parts, strict=True)
-            ]
+            loads = [stage(replica, number) for number, replica in enumerate(found)]
         except MemoryError:
             return Discard("this server has no memory for it")  # it is resent
         views = [view for load in loads for view in load.views]

@@ -12,10 +12,17 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.errors import AccessFailed
-from shoal.protocol.layout import count_of
+from shoal.protocol.layout import Layout, count_of
+from shoal.protocol.limits import FRAGMENTS_TOLD_MAX
 from shoal.protocol.machine import Buffers
 from shoal.protocol.messages.base import Part
-from shoal.protocol.messages.replication import ReplicaHistory, Replicate, StateChunk, What
+from shoal.protocol.messages.replication import (
+    EncodedReplicate,
+    ReplicaHistory,
+    Replicate,
+    StateChunk,
+    What,
+)
 from shoal.protocol.server.state.replica import NONE, Replica
 from shoal.protocol.server.state.request_log import RequestLog
 from shoal.protocol.server.state.shard_store import ShardStore, Staged
@@ -31,6 +38,10 @@ class Change(msgspec.Struct, eq=False):
     staged:   the staged push that changes the rows; None if they have it already
     version:  the version that the change makes; NEW before the head has counted it
     buffers:  the payload for the next server, if that is not `staged`
+    sizes:    the bytes of each encoded fragment in it; empty if it is not encoded
+    merges:   the (weight, rate) of each push in it, if it has the pushes of a round
+    pushes:   the encoded pushes of a round to all of the same rows, if these change the rows here,
+              and go to the next server: (weight, rate, staged)
     """
 
     replica: Replica
@@ -39,6 +50,9 @@ class Change(msgspec.Struct, eq=False):
     staged: Staged | None = None
     version: int = NEW
     buffers: Buffers = ()
+    sizes: tuple[int, ...] = ()
+    merges: tuple[tuple[float, float | None], ...] = ()
+    pushes: Sequence[tuple[float, float | None, Staged]] = ()
 
     @property
     def done(self) -> bool:
@@ -50,15 +64,39 @@ class Change(msgspec.Struct, eq=False):
 
     def copied(self) -> Change:
         """Return the change with a copy of its payload, if a server follows."""
-        buffers: Buffers = ()
-        if self.staged is not None and self.replica.following != NONE:
-            buffers = tuple(memoryview(bytes(view)) for view in self.staged.views)
-        return Change(self.replica, self.part, self.lr, None, self.version, buffers)
+        told = self.counted(self.version)
+        kept = told.buffers if self.replica.following != NONE else ()
+        return msgspec.structs.replace(told, buffers=tuple(memoryview(bytes(v)) for v in kept))
 
     def counted(self, version: int) -> Change:
         """Return the change with its version, for the next server."""
-        buffers = self.buffers or (() if self.staged is None else tuple(self.staged.views))
-        return Change(self.replica, self.part, self.lr, None, version, buffers)
+        if self.pushes:
+            buffers, sizes = encoded_in([staged for _, _, staged in self.pushes])
+        elif self.buffers or self.staged is None:
+            buffers, sizes = self.buffers, self.sizes
+        elif self.staged.encoded is not None:
+            buffers, sizes = encoded_in([self.staged])
+        else:
+            buffers, sizes = tuple(self.staged.views), ()
+        merges = tuple((weight, lr) for weight, lr, _ in self.pushes) or self.merges
+        return Change(self.replica, self.part, self.lr, None, version, buffers, sizes, merges)
+
+    @property
+    def all_staged(self) -> list[Staged]:
+        """The staged memory of what changes the rows."""
+        own = [self.staged] if self.staged is not None else []
+        return own + [staged for _, _, staged in self.pushes]
+
+    def merge(self) -> None:
+        """Apply the pushes of a round, as their head has merged them."""
+        self.replica.shard.merge(self.pushes)
+
+
+def encoded_in(pushes: Sequence[Staged]) -> tuple[Buffers, tuple[int, ...]]:
+    """Return the encoded rows of pushes, and the sizes of their fragments."""
+    encoded = [staged.encoded for staged in pushes if staged.encoded is not None]
+    sizes = tuple(size for each in encoded for size in each.sizes)
+    return tuple(each.data for each in encoded), sizes
 
 
 class RoundPushes(msgspec.Struct, frozen=True, eq=False):
@@ -70,12 +108,28 @@ class RoundPushes(msgspec.Struct, frozen=True, eq=False):
     def merge(self) -> list[Change]:
         """Merge and apply the pushes; return the changes of rows."""
         replica, changes = self.replica, []
+        if self._go_on_encoded():
+            rows = self.pushes[0][2].rows
+            whole = Change(replica, replica.part(rows, -1), pushes=self.pushes)
+            whole.merge()
+            return [whole]
         for update in replica.shard.merge(self.pushes):
             views = update.views if replica.following != NONE else ()
             keys = count_of(views[0]) if len(views) > 1 else -1
             part = replica.part(update.rows, keys)
             changes.append(Change(replica, part, update.lr, buffers=views))
         return changes
+
+    def _go_on_encoded(self) -> bool:
+        """Return whether the pushes are fewer bytes than what they are merged to."""
+        replica, pushes = self.replica, [staged for _, _, staged in self.pushes]
+        if replica.following == NONE or any(each.encoded is None for each in pushes):
+            return False
+        alike = len({each.rows for each in pushes}) == 1
+        buffers, sizes = encoded_in(pushes)
+        merged = Layout(replica.shard.spec).nbytes(len(pushes[0].rows)) if pushes else 0
+        fewer = sum(view.nbytes for view in buffers) < merged
+        return alike and fewer and len(sizes) <= FRAGMENTS_TOLD_MAX
 
 
 class Operation(msgspec.Struct, eq=False):
@@ -125,7 +179,7 @@ class Operation(msgspec.Struct, eq=False):
     @property
     def nbytes(self) -> int:
         """The bytes of the pushes in the operation."""
-        staged = [each.staged for each in self.changes if each.staged is not None]
+        staged = [each for change in self.changes for each in change.all_staged]
         staged += [each for merge in self.merges for _, _, each in merge.pushes]
         return sum(view.nbytes for each in staged for view in each.views)
 
@@ -143,16 +197,18 @@ class Operation(msgspec.Struct, eq=False):
                 failed[each.replica.number] = error.message
         updates = defaultdict(list)
         for change in self.changes:
-            updates[change.replica.number].append(change)
+            if change.pushes:
+                change.merge()
+            else:
+                updates[change.replica.number].append(change)
         for some in updates.values():
             some[0].replica.shard.apply_round([(each.lr, each.staged) for each in some])
         return [*changes, *self.changes]
 
-    def retain(self, replica: Replica, staged: Staged | None) -> None:
+    def retain(self, replica: Replica, staged: Staged) -> None:
         """Keep staged memory after it is applied, because it is sent to the next server."""
-        if staged is not None:
-            replica.shard.retain(staged)
-            self.retained.append((replica.shard, staged))
+        replica.shard.retain(staged)
+        self.retained.append((replica.shard, staged))
 
     def release(self) -> None:
         """Release the retained memory, because all replicas have the changes."""
@@ -179,7 +235,7 @@ class Operation(msgspec.Struct, eq=False):
         self, changes: list[Change], view: ViewId, number: int, clock: int
     ) -> Replicate | StateChunk:
         """Return the message that carries these changes of the operation."""
-        return Replicate(
+        fields = (
             view,
             number,
             self.path,
@@ -196,6 +252,10 @@ class Operation(msgspec.Struct, eq=False):
             self.group,
             self.updates,
         )
+        if any(each.sizes for each in changes):
+            sizes, merges = zip(*((each.sizes, each.merges) for each in changes), strict=True)
+            return EncodedReplicate(*fields, sizes, merges if any(merges) else ())
+        return Replicate(*fields)
 
 
 class Delivery(Change, eq=False):

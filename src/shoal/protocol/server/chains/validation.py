@@ -26,22 +26,37 @@ def problem_of(
         return replica.problem_of(message.part, replica.shard.spec.kind == "custom", True)
     if not len(message.parts) == len(message.versions) == len(message.rates):
         return "parts, versions and rates do not agree"
+    for some in (message.sizes, message.merges):
+        if some and len(some) != len(message.parts):
+            return "parts and sizes do not agree"
     if message.what == "check" and len(message.parts) != 1:
         return f"a check of {len(message.parts)} parts"
     if message.what == "accept" and len(message.origins) != 1:
         return f"an accepted push, of {len(message.origins)} requests"
     if message.what in ("round", "accept") and message.parts and message.round < 0:
         return "it is of no round"
-    for replica, part in zip(found, message.parts, strict=True):
+    for number, (replica, part) in enumerate(zip(found, message.parts, strict=True)):
         told = message.what in ("round", "check")
         least = -1 if message.what == "round" else 0
         call, write = message.what == "call", message.what == "write"
         problem = replica.problem_of(part, call, told, least, write)
+        problem = problem or _encoded_problem(message, number, replica)
         if problem:
             return problem
         if message.what == "check" and (part.keys >= 0) == (replica.shard.spec.kind == "dense"):
             return f"a check of {part.keys} keys of table {replica.shard.spec.name!r}"
     return _disordered(message, found) if message.what != "check" else ""
+
+
+def _encoded_problem(message: Replicate, number: int, replica: Replica) -> str:
+    """Return why a part of a message cannot be encoded as it is; empty if it can or is not."""
+    sizes = message.sizes[number] if message.sizes else ()
+    pushes = len(message.merges[number]) if message.merges else 0
+    if not sizes and not pushes:
+        return ""
+    if (message.what == "round") != (pushes > 0) or message.what not in ("push", "accept", "round"):
+        return f"a {message.what} that is encoded, of {pushes} pushes"
+    return replica.encoded_problem(message.parts[number], sizes, max(pushes, 1))
 
 
 def _disordered(message: Replicate, found: Sequence[Replica]) -> str:

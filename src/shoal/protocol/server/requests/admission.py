@@ -13,7 +13,7 @@ import msgspec
 from shoal.keys import KeyRange
 from shoal.protocol.layout import KEY_BYTES, Layout
 from shoal.protocol.limits import KEYS_MAX, REPEATS_MAX, WINDOW
-from shoal.protocol.messages.base import SAME, Part
+from shoal.protocol.messages.base import SAME, Part, Sizes
 from shoal.protocol.messages.requests import Probe, Request
 from shoal.protocol.server.state.replica import NONE, Cut, Replica
 from shoal.protocol.server.state.request_log import RequestLog
@@ -43,7 +43,7 @@ class Footprint(msgspec.Struct, eq=False):
     """The shards, rows and payload size that a request's parts name on this server.
 
     groups:     the worker groups that may push to these shards
-    nbytes:     the size of the payload
+    nbytes:     the size of the payload, if no part of it is encoded
     streams:    whether the push may be streamed, and has more than one fragment
     immediate:  whether its pushes wait for no clock
     prompt:     whether its pulls wait for no clock
@@ -265,9 +265,40 @@ class Admission:
             return False
         if request.rates and len(request.rates) != len(request.pushes):
             return False
+        encoded = request.sizes or request.pulled
+        if encoded and (footprint is None or not self._encodes(request, footprint)):
+            return False
         if footprint is None or (footprint.states and not request.assign):
             return False
         return not footprint.groups or footprint.groups <= {log.group}
+
+    def _encodes(self, request: Request, footprint: Footprint) -> bool:
+        """Return whether the sizes of a request's encoded fragments fit its parts."""
+        if request.sizes and request.assign:
+            return False
+        pushed = request.pushes, footprint.pushes, request.sizes
+        pulled = request.pulls, footprint.pulls, request.pulled
+        return all(
+            not sizes or self._fit(parts, named, sizes) for parts, named, sizes in (pushed, pulled)
+        )
+
+    def _fit(self, parts: Parts, named: tuple[Named, ...], sizes: Sizes) -> bool:
+        """Return whether these are sizes of encoded fragments of some parts."""
+        return len(sizes) == len(parts) and not any(
+            part.keys != -1
+            or part.slots
+            or Layout(self._specs[shard]).encoded_problem(rows, encoded)
+            for part, (shard, rows, _), encoded in zip(parts, named, sizes, strict=True)
+            if encoded
+        )
+
+    def payload_bytes(self, request: Request, footprint: Footprint) -> int:
+        """Return the size of a request's payload, of which some may be encoded."""
+        nbytes = footprint.nbytes
+        for (shard, rows, _), sizes in zip(footprint.pushes, request.sizes, strict=False):
+            if sizes:
+                nbytes += sum(sizes) - Layout(self._specs[shard]).nbytes(len(rows))
+        return nbytes
 
     def still_fresh(self, request: Request, log: RequestLog, view: ViewId) -> bool:
         """Return whether a request admitted in `view` still is: same view, open, no duplicate."""

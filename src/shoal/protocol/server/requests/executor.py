@@ -65,7 +65,10 @@ class Executor:
         log, below = admitted.log, admitted.request.forget_below
         if below > log.forget_below:
             self.forget(log, below)
-        if problem := self._staging.problem(admitted) if admitted.footprint.keyed else "":
+        problem = self._staging.problem(admitted) if admitted.footprint.keyed else ""
+        if admitted.request.sizes and not problem:
+            problem = self._staging.undecodable(admitted)
+        if problem:
             self.answer(admitted, "refused", out, problem)
             return
         try:
@@ -347,7 +350,8 @@ class Applier:
             self._guard.recall()
         for change in operation.changes:
             if change.replica.following != NONE:
-                operation.retain(change.replica, change.staged)
+                for staged in change.all_staged:
+                    operation.retain(change.replica, staged)
         for merge in operation.merges:
             if merge.replica.following != NONE:
                 for _, _, staged in merge.pushes:

@@ -83,7 +83,8 @@ class RequestHandler:
                 f"{WINDOW} requests after the oldest one in flight"
                 if verdict == "too many"
                 else "it names rows or a table that this server does not hold, or some more "
-                f"than {REPEATS_MAX} times; or its weight or learning rate is no number above 0"
+                f"than {REPEATS_MAX} times; or its weight or learning rate is no number above 0, "
+                "or its encoded fragments are not those of its rows"
             )
             self._executor.reply(out, sender, request, "refused", reason)
 

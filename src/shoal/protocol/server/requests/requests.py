@@ -14,6 +14,7 @@ from shoal.protocol.messages.requests import Computing, Probe
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.requests.admission import Admission
 from shoal.protocol.server.requests.checkpointing import Checkpointer
+from shoal.protocol.server.requests.decoding import Decoder
 from shoal.protocol.server.requests.executor import Applier, Executor
 from shoal.protocol.server.requests.fast_path import FastPath
 from shoal.protocol.server.requests.interim import Interim
@@ -60,6 +61,7 @@ class Requests:
         checkpointer:  the part that saves the rows
         memory:        the account of the memory that the tables take
         long_work:     the work that is done outside of the loop
+        decoder:       the part that decodes pushes
         interim:       the part that sorts the events that come meanwhile
     """
 
@@ -80,6 +82,7 @@ class Requests:
         self.admission = Admission()
         self.memory = TableMemory(options.memory, state.replicas, state.rounds)
         self.long_work = LongWork(tickets, options.long_bytes)
+        self.decoder = Decoder(self.long_work)
         self.checkpointer = Checkpointer(checkpoint_clocks, state.clocks, chains, self.long_work)
         self.staging = RequestStaging(
             self.admission,
@@ -87,6 +90,7 @@ class Requests:
             self.checkpointer,
             self.memory,
             state.rounds,
+            self.decoder,
             options.borrowed_bytes,
         )
         self.wait_queue = WaitQueue(

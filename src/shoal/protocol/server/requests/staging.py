@@ -24,6 +24,7 @@ from shoal.protocol.messages.base import SAME
 from shoal.protocol.messages.requests import Request
 from shoal.protocol.server.requests.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.requests.checkpointing import Checkpointer
+from shoal.protocol.server.requests.decoding import Decoder
 from shoal.protocol.server.requests.memory import TableMemory
 from shoal.protocol.server.state.replica import AppliedPart, Replica
 from shoal.protocol.server.state.request_log import RequestLog
@@ -68,6 +69,7 @@ class RequestStaging:
         checkpointer: Checkpointer,
         memory: TableMemory,
         rounds: Rounds,
+        decoder: Decoder,
         borrowed_bytes: float = BORROWED_BYTES,
     ) -> None:
         self.guard = CopyOnWriteGuard()
@@ -76,6 +78,7 @@ class RequestStaging:
         self._checkpointer = checkpointer
         self._memory = memory
         self._rounds = rounds
+        self._decoder = decoder
         self._borrowed_bytes = borrowed_bytes
 
     def arriving(self, sender: NodeId, request: Request, nbytes: int) -> Arrival:
@@ -87,12 +90,15 @@ class RequestStaging:
         verdict = self._admission.verdict(sender, request, footprint)
         if footprint is None or verdict not in TAKEN:
             return Discard(verdict)
-        if nbytes != footprint.nbytes:  # checked before memory is taken
-            return Discard(f"{nbytes} bytes announced where the parts need {footprint.nbytes}")
+        needed = footprint.nbytes
+        if request.sizes:
+            needed = self._admission.payload_bytes(request, footprint)
+        if nbytes != needed:  # checked before memory is taken
+            return Discard(f"{nbytes} bytes announced where the parts need {needed}")
         if not footprint.immediate and self._overdraws(request, footprint):
             return Discard("too many pushes of this worker wait for rounds")
         try:
-            if footprint.simple and footprint.pushes and not request.assign:
+            if footprint.simple and footprint.pushes and not (request.assign or request.sizes):
                 [(number, rows, _)] = footprint.pushes
                 shard = self._replicas[number].shard
                 load = shard.stage(rows, -1)
@@ -141,9 +147,14 @@ class RequestStaging:
         shard: RowStore | None = None
         pushed: dict[Place, Staged] = {}
         try:
-            for part, (number, rows, keys) in zip(request.pushes, footprint.pushes, strict=True):
+            encoded = request.sizes or ((),) * len(request.pushes)
+            for part, (number, rows, keys), sizes in zip(
+                request.pushes, footprint.pushes, encoded, strict=True
+            ):
                 shard = self._replicas[number].shard
-                if part.slots:
+                if sizes:
+                    loads.append(shard.stage_encoded(rows, sizes))
+                elif part.slots:
                     loads.append(shard.stage_state(rows))
                 else:
                     loads.append(shard.stream(rows) if streamed else shard.stage(rows, keys))
@@ -172,16 +183,27 @@ class RequestStaging:
                 return problem
         return self._memory.problem(admitted.footprint.pushes, admitted.loads)
 
+    def undecodable(self, admitted: AdmittedRequest) -> str:
+        """Decode the pushes of a request; return why it is refused, empty if it is not."""
+        numbers = [number for number, _, _ in admitted.footprint.pushes]
+        replicas = [self._replicas[number] for number in numbers]
+        return self._decoder.problem(zip(replicas, admitted.loads, strict=False))
+
     def read(self, admitted: AdmittedRequest) -> tuple[memoryview, ...]:
         """Return the rows that a request pulls; the guard has to protect those of whole ranges."""
         keyed = iter(admitted.loads[len(admitted.request.pushes) :])
         found: list[memoryview] = []
         pushed: dict[Place, Staged] = {}
-        pulls = zip(admitted.request.pulls, admitted.footprint.pulls, strict=True)
-        for part, (number, rows, keys) in pulls:
+        pulls = admitted.request.pulls
+        encoded = admitted.request.pulled or ((),) * len(pulls)
+        for part, (number, rows, keys), sizes in zip(
+            pulls, admitted.footprint.pulls, encoded, strict=True
+        ):
             replica = self._replicas[number]
             shard = replica.shard
-            if part.slots:
+            if sizes:
+                found += self._decoder.encoded(replica, rows, sizes)
+            elif part.slots:
                 found += shard.read_state(rows)
             elif keys == SAME:
                 pushed = pushed or _by_place(admitted.footprint, admitted.loads)
@@ -214,13 +236,13 @@ class RequestStaging:
     def _may_stream(self, request: Request, footprint: Footprint, log: RequestLog) -> bool:
         """Return whether to apply a push while it comes in.
 
-        A push is staged whole if it assigns rows, if it waits for a checkpoint clock, if other
-        servers have to get it, if its access method may fail, or if it was here before: parts of it
-        may be in the rows.
+        A push is staged whole if it assigns rows, if it is encoded, if it waits for a checkpoint
+        clock, if other servers have to get it, if its access method may fail, or if it was here
+        before: parts of it may be in the rows.
         """
         replicas = [self._replicas[number] for number, _, _ in footprint.pushes]
         return (
-            not request.assign
+            not (request.assign or request.sizes)
             and request.seq not in log.parts
             and request.seq not in log.outcomes
             and all(replica.alone and replica.shard.streams for replica in replicas)
@@ -242,7 +264,9 @@ class RequestStaging:
         sender does.
         """
         request, footprint = admitted.request, admitted.footprint
-        if admitted.streamed or request.assign or footprint.states or footprint.keyed:
+        if admitted.streamed or request.assign or request.sizes:
+            return False
+        if footprint.states or footprint.keyed:
             return False
         return footprint.nbytes >= self._borrowed_bytes and all(
             len(rows) and self._replicas[at].alone and self._replicas[at].shard.reads_lent

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from shoal.keys import KeyRange
+from shoal.protocol.layout import Layout, cut_evenly
 from shoal.protocol.limits import KEYS_MAX, KEYS_TOLD_MAX
 from shoal.protocol.messages.base import Part
 from shoal.protocol.server.state.shard_store import RowStore, Staged
@@ -127,6 +128,15 @@ class Replica(msgspec.Struct, eq=False):
         if least <= part.keys <= most:
             return ""
         return f"{part.keys} keys of table {spec.name!r} in [{part.start}:{part.stop})"
+
+    def encoded_problem(self, part: Part, sizes: Sequence[int], pushes: int) -> str:
+        """Return why a message cannot carry encoded pushes of a part's rows; empty if it can."""
+        if part.keys >= 0 or part.slots or not sizes or len(sizes) % pushes:
+            return f"{pushes} pushes of {len(sizes)} encoded fragments, or of keys or slots"
+        rows, each = KeyRange(part.start, part.stop), len(sizes) // pushes
+        layout = Layout(self.shard.spec)
+        problems = (layout.encoded_problem(rows, some) for some in cut_evenly(sizes, each))
+        return next(filter(None, problems), "")
 
     @property
     def syncs(self) -> bool:

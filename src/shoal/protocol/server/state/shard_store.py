@@ -14,6 +14,8 @@ class Staged(Protocol):
 
     rows:      the range that it names
     keys:      the keys in that range, or None for all rows
+    views:     the destinations of its payload; of an encoded push the rows, once it is decoded
+    encoded:   the encoded rows, if they came so, which other replicas get
     kept:      whether its keys are read after it is applied, by a pull of the same request
     retained:  whether its memory is kept after it is applied, until all replicas have it
     """
@@ -21,10 +23,21 @@ class Staged(Protocol):
     rows: KeyRange
     keys: Any
     views: list[memoryview]
+
+    @property
+    def encoded(self) -> Encoded | None: ...
+
     kept: bool
     retained: bool
 
     def problem(self) -> str: ...
+
+
+class Encoded(Protocol):
+    """The encoded rows of a push: a fragment behind the other, of these sizes."""
+
+    data: memoryview
+    sizes: tuple[int, ...]
 
 
 class Update(Protocol):
@@ -147,6 +160,8 @@ class RowStore(ScannedStore, Protocol):
     streams: bool
     reads_lent: bool
 
+    def stage_encoded(self, rows: KeyRange, sizes: Sequence[int]) -> Any: ...
+    def decode(self, staged: Any) -> None: ...
     def stream(self, rows: KeyRange) -> Any: ...
     def rows_of(self, streamed: Any, number: int) -> KeyRange: ...
     def apply_piece(
@@ -154,6 +169,7 @@ class RowStore(ScannedStore, Protocol):
     ) -> None: ...
     def end_stream(self, streamed: Any) -> None: ...
     def read(self, rows: KeyRange) -> memoryview: ...
+    def read_encoded(self, rows: KeyRange) -> Sequence[memoryview]: ...
     def most_updates(self, rows: KeyRange) -> int: ...
     def read_state(self, rows: KeyRange) -> Sequence[memoryview]: ...
     def stage_state(self, rows: KeyRange) -> Any: ...

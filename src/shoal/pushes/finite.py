@@ -35,26 +35,24 @@ class Finite:
     def checked(self, ask: Exchange) -> Exchange:
         """Return the exchange, with NaN and infinity replaced by 0 in tables that say "zero".
 
-        An exchange that assigns is not checked.
-
         Raises:
             NotFinite: a value is NaN or infinite, and the table's policy is "reject".
         """
-        if not ask.assign:
-            for op in ask.pushes:
-                dtype = self._dtypes.get(op.table)
-                if dtype is None:
-                    dtype = self._dtypes[op.table] = self._checked_dtype(op.table)
-                if dtype and not _finite(op.values, dtype):
-                    pushes = tuple(self._replaced(each) for each in ask.pushes)
-                    return msgspec.structs.replace(ask, pushes=pushes, route=None)
+        for op in ask.pushes:
+            dtype = self._dtypes.get(op.table)
+            if dtype is None:
+                dtype = self._dtypes[op.table] = self._checked_dtype(op.table)
+            if dtype and not _finite(op.values, dtype):
+                pushes = tuple(self.checked_push(each) for each in ask.pushes)
+                return msgspec.structs.replace(ask, pushes=pushes, route=None)
         return ask
 
     def _checked_dtype(self, table: str) -> str:
         spec = self._table(table)
         return "" if "int" in spec.dtype or spec.nonfinite == "allow" else spec.dtype
 
-    def _replaced(self, op: PushOp) -> PushOp:
+    def checked_push(self, op: PushOp) -> PushOp:
+        """Return one push, as `checked` does; it is the same object if all values are finite."""
         spec = self._table(op.table)
         if not self._checked_dtype(op.table) or not op.values.nbytes:
             return op

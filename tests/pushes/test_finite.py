@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from shoal.client.finite import HALVED_BYTES, Finite
 from shoal.errors import NotFinite
 from shoal.protocol.requests import Exchange, PushOp
+from shoal.pushes.finite import HALVED_BYTES, Finite
 from shoal.tables.spec import TableSpec
 
 ITEMS = HALVED_BYTES // 4

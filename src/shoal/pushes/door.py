@@ -1,0 +1,225 @@
+"""Door: the one way of a worker's values to its machine, and of encoded rows back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from threading import RLock
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from shoal.errors import NotFinite, RoundClosed, UsageError
+from shoal.protocol.layout import Layout
+from shoal.protocol.machine import Outcome
+from shoal.protocol.requests import Exchange, Forget, PullOp, PushOp
+from shoal.pushes.encoder import Encoder, Undo
+from shoal.pushes.finite import Finite
+from shoal.tables.dense.rows import DTYPES
+from shoal.tables.encoding import Encoding
+from shoal.tables.spec import TableSpec
+
+
+class Door:
+    """Looks at the values that a worker pushes, and encodes and decodes those with a codec.
+
+    Args:
+        table: the function that returns the specification of a table by its name.
+        seed: the seed of random bits.
+        rank: the function that returns the worker's rank, for its random bits.
+    """
+
+    def __init__(
+        self,
+        table: Callable[[str], TableSpec],
+        seed: int = 0,
+        rank: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._table = table
+        self._seed = seed
+        self._rank = rank
+        self._finite = Finite(table)
+        self._encoders: dict[str, Encoder | None] = {}  # by a table's name as it was said
+        self._pulled: dict[str, Encoding | None] = {}  # the same, of rows that are pulled
+        self._loaded: dict[str, dict[str, Any]] = {}  # by table: what an earlier run had left out
+        self._start_clock = 0  # of this run, for random bits
+        self._lock = RLock()  # a client's threads may push to one table
+
+    def ready(self, ask: Exchange, clock: int) -> Exchange:
+        """Return an exchange as it is sent: its values are finite, and encoded where that is asked.
+
+        An exchange that assigns is left as it is, and ends what was left out of its rows. Rows that
+        servers encode are pulled to memory of their own, until `landed` decodes them.
+
+        Args:
+            ask: the exchange.
+            clock: the clock of its pushes.
+
+        Raises:
+            NotFinite: a value is NaN or infinite and the table's policy is "reject", or it is too
+                large for its codec.
+        """
+        for pull in ask.pulls:
+            if self._encoding(pull) is not None:
+                pulls = tuple(map(self._pull, ask.pulls))
+                ask = msgspec.structs.replace(ask, pulls=pulls, route=None)
+                break
+        for op in ask.pushes:
+            if self._encoder(op.table) is not None:
+                return self._encoded(ask, max(clock, ask.at) + self._start_clock)
+        return ask if ask.assign else self._finite.checked(ask)
+
+    def _encoding(self, op: PullOp) -> Encoding | None:
+        """Return how the rows of a pull are encoded; None if they come as they are."""
+        try:
+            found = self._pulled[op.table]
+        except KeyError:
+            spec = self._table(op.table)
+            found = self._pulled[op.table] = (
+                Encoding(spec, pulled=True) if spec.server_codec else None
+            )
+        if found is None or op.exact or op.sizes or not isinstance(op.out, memoryview):
+            return None
+        return found if _is_whole(self._table(op.table), op, op.out) else None
+
+    def _pull(self, op: PullOp) -> PullOp:
+        encoding = self._encoding(op)
+        if encoding is None:
+            return op
+        sizes = tuple(fragment.nbytes for fragment in encoding.cut(op.rows))
+        return msgspec.structs.replace(op, out=np.empty(sum(sizes), np.uint8).data, sizes=sizes)
+
+    def landed(self, ask: Exchange, sent: Exchange) -> None:
+        """Decode the rows that an exchange has pulled.
+
+        Args:
+            ask: the exchange, with the memory that gets them.
+            sent: the exchange as `ready` has returned it.
+
+        Raises:
+            BadEncoding: they are no encoding of rows.
+        """
+        for op, pulled in zip(ask.pulls, sent.pulls, strict=True):
+            if pulled.sizes and not op.sizes:
+                encoding, spec = self._encoding(op), self._table(op.table)
+                assert encoding is not None
+                assert isinstance(pulled.out, memoryview)
+                into = torch.frombuffer(op.out, dtype=DTYPES[spec.dtype])
+                encoding.decode(op.rows, pulled.out, pulled.sizes, into.view(-1, spec.width))
+
+    def _encoder(self, table: str) -> Encoder | None:
+        try:
+            return self._encoders[table]
+        except KeyError:
+            with self._lock:
+                return self._encoders[table] if table in self._encoders else self._make(table)
+
+    def _make(self, table: str) -> Encoder | None:
+        spec, encoder = self._table(table), None
+        if spec.encodes:
+            known = (each for each in self.encoders() if each.spec.name == spec.name)
+            encoder = next(known, None)
+            if encoder is None:
+                encoder = Encoder(spec, self._seed, self._rank)
+                if spec.name in self._loaded:
+                    encoder.load(self._loaded.pop(spec.name))
+        self._encoders[table] = encoder
+        return encoder
+
+    def encoders(self) -> Iterator[Encoder]:
+        """Yield the encoders of the tables that this worker has pushed to."""
+        found = {id(each): each for each in [*self._encoders.values()] if each is not None}
+        yield from found.values()
+
+    def _encoded(self, ask: Exchange, clock: int) -> Exchange:
+        pushes: list[PushOp] = []
+        done: list[tuple[Encoder, Undo]] = []
+        with self._lock:
+            for op in ask.pushes:
+                encoder = self._encoder(op.table)
+                try:
+                    if encoder is not None and ask.assign:
+                        encoder.forget(op.rows, op.keys)
+                    elif encoder is not None and _is_whole(encoder.spec, op, op.values):
+                        op, undo = self._encode(encoder, op, ask.weight, clock)
+                        done.append((encoder, undo))
+                    elif not ask.assign:
+                        op = self._finite.checked_push(op)
+                except NotFinite:  # nothing is sent, so nothing is left out
+                    for each, undo in reversed(done):
+                        each.undo(undo, ask.weight)
+                    raise
+                pushes.append(op)
+        return msgspec.structs.replace(ask, pushes=tuple(pushes), route=None)
+
+    def _encode(
+        self, encoder: Encoder, op: PushOp, weight: float, clock: int
+    ) -> tuple[PushOp, Undo]:
+        try:
+            return encoder.encode(op, weight, clock)
+        except NotFinite as error:
+            replaced = self._finite.checked_push(op)
+            if replaced is op:  # finite, and too large for the codec
+                raise NotFinite(f"table {op.table!r}: {error}. Nothing was sent") from None
+            return encoder.encode(replaced, weight, clock)
+
+    def forget(self, request: Forget) -> None:
+        """Forget what was left out of rows that another worker assigns."""
+        for name, rows in request.rows:
+            with self._lock:
+                encoder = self._encoder(name)
+                if encoder is not None:
+                    encoder.forget(rows)
+
+    def state_dict(self) -> dict[str, dict[str, np.ndarray]]:
+        """Return, by table, what was left out and has not been sent."""
+        with self._lock:
+            own = {each.spec.name: each.state() for each in self.encoders() if each.state()}
+            return {**self._loaded, **own}
+
+    def load_state_dict(
+        self, state: Mapping[str, Mapping[str, np.ndarray]], start_clock: int = 0
+    ) -> None:
+        """Continue as the worker that `state_dict` is of, before anything is pushed.
+
+        The tables need not be declared yet.
+
+        Args:
+            state: the state.
+            start_clock: the clock of that worker, which is 0 in this run.
+
+        Raises:
+            UsageError: this worker has pushed already.
+        """
+        if any(each.residual is not None for each in self.encoders()):
+            raise UsageError("residuals are loaded before the first push with a codec")
+        self._start_clock = start_clock
+        self._loaded = {name: dict(of_table) for name, of_table in state.items()}
+
+    def settled(self, ask: Exchange, outcome: Outcome) -> None:
+        """Keep what no server will count of an exchange that `ready` has encoded.
+
+        Args:
+            ask: the exchange as it was sent.
+            outcome: its outcome.
+        """
+        used = set()
+        late = isinstance(outcome.error, RoundClosed)
+        for name, rows in outcome.uncounted:
+            encoder = self._encoder(name)
+            if encoder is None or (late and encoder.covered):
+                continue
+            for number, op in enumerate(ask.pushes):
+                if not op.sizes or self._encoder(op.table) is not encoder:
+                    continue
+                if op.rows.covers(rows) and (number, rows) not in used:
+                    used.add((number, rows))
+                    encoder.give_back(op, ask.weight, rows)
+                    break
+
+
+def _is_whole(spec: TableSpec, op: PushOp | PullOp, buffer: memoryview) -> bool:
+    """Return whether an operation is on all of some rows; what is invalid is refused later."""
+    fits = spec.keys.covers(op.rows) and not Layout(spec).problem(len(op.rows), buffer)
+    return op.keys is None and not op.slots and len(op.rows) > 0 and fits

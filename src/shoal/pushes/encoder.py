@@ -1,0 +1,190 @@
+"""Encoder: encodes a worker's pushes to one table, and keeps what its codecs leave out.
+
+The residual is kept times the weight of the push that has left it: with merge "mean" a push counts
+by its weight, and what it lacks has to count as much in a later push of another weight.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from struct import pack
+
+import msgspec
+import numpy as np
+
+from shoal.codecs import residual_of
+from shoal.errors import InvalidValue, NotFinite
+from shoal.keys import KeyRange
+from shoal.protocol.requests import PushOp
+from shoal.tables.consistency import Cover
+from shoal.tables.encoding import Encoding, Fragment, FragmentValues
+from shoal.tables.spec import TableSpec
+
+Undo = list[tuple[int, FragmentValues]]  # of each fragment of a push: its number, and its values
+
+
+class Encoder:
+    """Encodes the pushes of one worker to one table.
+
+    Attributes:
+        residual: what encodings have left out, (rows * width,) float32; None before the first one,
+            and if no codec of the table is biased.
+        units: the weight in whose units the residual of each fragment is, (fragments,); 1 where
+            weights do not count.
+        raw_bytes: the bytes of the values that were encoded so far.
+        encoded_bytes: the bytes that they became.
+    """
+
+    def __init__(self, spec: TableSpec, seed: int, rank: Callable[[], int]) -> None:
+        self.spec = spec
+        self.residual: np.ndarray | None = None
+        self.units = np.ones(len(spec.fragments()))
+        self.raw_bytes = self.encoded_bytes = 0
+        self._encoding = Encoding(spec)
+        self._weighs = spec.merge == "mean" and spec.consistency.apply_at == "round_end"
+        self._seed = seed
+        self._rank = rank
+        self._clock, self._count = -1, 0  # of the last push, and of the pushes at that clock
+        self._returned: deque[tuple[PushOp, float, KeyRange]] = deque()
+
+    def encode(self, op: PushOp, weight: float, clock: int) -> tuple[PushOp, Undo]:
+        """Return a push of whole rows, encoded, and what `undo` needs.
+
+        The encoded push does not borrow its values any more; `undo` does.
+
+        Raises:
+            NotFinite: a value cannot be encoded; nothing has changed, up to rounding.
+        """
+        if self.residual is None and self._encoding.biased:
+            self.residual = residual_of(self.spec.rows * self.spec.width)
+        self.settle()
+        weight = weight if self._weighs else 1.0
+        fragments, key = self._encoding.cut(op.rows), self._key(clock)
+        sizes = tuple(fragment.nbytes for fragment in fragments)
+        data, encoded = np.frombuffer(op.values, np.uint8), np.empty(sum(sizes), np.uint8)
+        item, at = data.nbytes // (len(op.rows) * self.spec.width), 0
+        done: Undo = []
+        for fragment in fragments:
+            index, residual, gain = self._begin(op.rows, fragment, weight)
+            values = data[item * fragment.first : item * (fragment.first + fragment.length)]
+            into = encoded[at : at + fragment.nbytes]
+            given = FragmentValues(fragment, values, into, residual, gain)
+            try:
+                self._encoding.encode(given, key)
+            except NotFinite:
+                self.undo(done, weight)
+                raise
+            done.append((index, given))
+            self.units[index] = weight
+            at += fragment.nbytes
+        self._count += 1
+        self.raw_bytes += data.nbytes
+        self.encoded_bytes += encoded.nbytes
+        return msgspec.structs.replace(op, values=encoded.data, sizes=sizes), done
+
+    def undo(self, done: Undo, weight: float) -> None:
+        """Make the residual what it was before a push of that weight, up to rounding."""
+        weight = weight if self._weighs else 1.0
+        for index, each in done:
+            self._encoding.take_back(each)
+            self.units[index] = each.gain * weight
+
+    def _begin(
+        self, rows: KeyRange, fragment: Fragment, weight: float
+    ) -> tuple[int, np.ndarray | None, float]:
+        """Return the number of a fragment in its table, its residual, and the residual's gain."""
+        index, residual = self._left(rows, fragment)
+        gain = float(self.units[index]) / weight
+        if residual is not None and gain != 1:
+            first, last = index * self.spec.fragment_rows, (index + 1) * self.spec.fragment_rows
+            whole = self._rows(KeyRange(first, min(last, self.spec.rows)))
+            if len(whole) != len(residual):  # the rest of the fragment keeps its residual
+                whole *= np.float32(gain)
+                self.units[index], gain = weight, 1.0
+        return index, residual, gain
+
+    def _left(self, rows: KeyRange, fragment: Fragment) -> tuple[int, np.ndarray | None]:
+        """Return the number of a cut fragment in its table, and the residual of its rows."""
+        start = rows.start + fragment.first // self.spec.width
+        stop = start + fragment.length // self.spec.width
+        left = None if self.residual is None else self._rows(KeyRange(start, stop))
+        return start // self.spec.fragment_rows, left
+
+    def _rows(self, rows: KeyRange) -> np.ndarray:
+        assert self.residual is not None
+        return self.residual[rows.start * self.spec.width : rows.stop * self.spec.width]
+
+    def _key(self, clock: int) -> int:
+        """Return the key of the random bits of the next push, which no other push has."""
+        if clock != self._clock:
+            self._clock, self._count = clock, 0
+        name = self.spec.name.encode()
+        told = pack("<4q", self._seed, self._rank(), clock, self._count) + name
+        return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")
+
+    # ------------------------------------------------------------------ what does not count
+
+    def give_back(self, op: PushOp, weight: float, rows: KeyRange) -> None:
+        """Add rows of an encoded push, which no server will count, to the residual.
+
+        Any thread may call this; it is done before the next push is encoded.
+        """
+        self._returned.append((op, weight, rows))
+
+    @property
+    def covered(self) -> bool:
+        """Whether a push that is late for its round counts all the same: a twin's was there."""
+        return isinstance(self.spec.consistency.closes, Cover)
+
+    def settle(self) -> None:
+        """Do what `give_back` was asked for."""
+        while self._returned:
+            op, weight, rows = self._returned.popleft()
+            encoded, at = np.frombuffer(op.values, np.uint8), 0
+            for fragment in self._encoding.cut(op.rows):
+                index, residual = self._left(op.rows, fragment)
+                weight = weight if self._weighs else 1.0
+                first = op.rows.start + fragment.first // self.spec.width
+                if residual is not None and first in rows:
+                    factor = weight / float(self.units[index])
+                    some = encoded[at : at + fragment.nbytes]
+                    self._encoding.give_back(fragment, some, residual, factor)
+                at += fragment.nbytes
+
+    def forget(self, rows: KeyRange, keys: memoryview | None = None) -> None:
+        """Forget what was left out of rows, or of some keys among them, which are assigned now."""
+        self.settle()
+        if self.residual is None:
+            return
+        if keys is None:
+            self._rows(rows)[:] = 0
+        else:
+            self.residual.reshape(-1, self.spec.width)[np.asarray(keys)] = 0
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Return a copy of the residual, if there is any, with its units."""
+        self.settle()
+        if self.residual is None:
+            return {}
+        return {"residual": self.residual.copy(), "units": self.units.copy()}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue with a residual of an earlier run of the same table.
+
+        Raises:
+            InvalidValue: it is of another table.
+        """
+        residual, units = (np.asarray(state.get(name, ())) for name in ("residual", "units"))
+        shapes = (self.spec.rows * self.spec.width,), self.units.shape
+        if (residual.shape, units.shape) != shapes:
+            raise InvalidValue(
+                f"the residual of table {self.spec.name!r} has {shapes[0][0]} values in "
+                f"{len(self.units)} fragments, and was saved with {residual.size} in {units.size}"
+            )
+        self.residual = residual_of(len(residual))
+        self.residual[:] = residual
+        self.units[:] = units

@@ -1,0 +1,262 @@
+"""Encoding: how codecs encode the fragments of a dense table, layer by layer.
+
+The unit is the fragment: a push is a list of encoded fragments, which may go to different servers.
+Fragments do not end where layers do, so a codec encodes the values that a fragment and a layer have
+in common. A fragment that encoding would not make smaller is sent as it is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shoal.errors import BadEncoding, NotFinite
+from shoal.keys import KeyRange
+from shoal.tables.spec import ITEM_SIZES, NO_CODECS, TableSpec
+
+if TYPE_CHECKING:
+    from shoal.codecs import Codec
+
+_RANGES_KEPT = 64
+
+
+class Piece(NamedTuple):
+    """The values that a fragment and a layer have in common.
+
+    Attributes:
+        codec: the codec of the layer; None if it has none.
+        first: the number of the first value in its fragment.
+        number: the same in the table.
+        length: the number of values.
+        start: the offset of its bytes in the encoded fragment.
+        stop: the offset behind its bytes.
+    """
+
+    codec: Codec | None
+    first: int
+    number: int
+    length: int
+    start: int
+    stop: int
+
+
+class Fragment(NamedTuple):
+    """Some rows of one fragment, and how they are encoded.
+
+    Attributes:
+        first: the number of the first value in the range that was cut.
+        length: the number of values.
+        pieces: its pieces; none if it is sent as it is.
+        nbytes: the bytes that it has when it is sent.
+    """
+
+    first: int
+    length: int
+    pieces: tuple[Piece, ...]
+    nbytes: int
+
+
+class FragmentValues(NamedTuple):
+    """The values of a fragment that is encoded.
+
+    Attributes:
+        fragment: the fragment.
+        data: the bytes of its values.
+        into: the bytes that they become: (`fragment.nbytes`,) uint8.
+        residual: (length,) float32, or None.
+        gain: the factor of the residual.
+    """
+
+    fragment: Fragment
+    data: np.ndarray
+    into: np.ndarray
+    residual: np.ndarray | None = None
+    gain: float = 1.0
+
+
+class Encoding:
+    """How the fragments of a dense table are encoded.
+
+    Args:
+        spec: the table.
+        pulled: whether this is about rows that are pulled, not about pushes.
+
+    Raises:
+        UnknownName, InvalidValue: as `codec_of`; or no codec for rows that are pulled.
+
+    Example:
+        >>> encoding = Encoding(TableSpec("w", 4096, fragment_rows=2048, codec="int:8"))
+        >>> [fragment.nbytes for fragment in encoding.cut(KeyRange(0, 4096))]
+        [2064, 2064]
+    """
+
+    def __init__(self, spec: TableSpec, pulled: bool = False) -> None:
+        self._spec = spec
+        self._item = ITEM_SIZES[spec.dtype]
+        self._dtype: torch.dtype = getattr(torch, spec.dtype)
+        self._layers = _layers_of(spec, spec.server_codec if pulled else spec.codec, pulled)
+        self._cut: dict[KeyRange, tuple[Fragment, ...]] = {}
+        self.biased = any(codec is not None and codec.biased for _, codec in self._layers)
+
+    def cut(self, rows: KeyRange) -> tuple[Fragment, ...]:
+        """Return the fragments that have some of the rows."""
+        found = self._cut.get(rows)
+        if found is None:
+            if len(self._cut) >= _RANGES_KEPT:
+                self._cut.clear()
+            found = self._cut[rows] = tuple(
+                self._fragment(part, rows.start) for part in self._spec.fragments_in(rows)
+            )
+        return found
+
+    def _fragment(self, part: KeyRange, start: int) -> Fragment:
+        width, pieces, at = self._spec.width, [], 0
+        number = bisect_right(self._layers, part.start, key=itemgetter(0)) - 1
+        while number < len(self._layers) and self._layers[number][0] < part.stop:
+            begins, codec = self._layers[number]
+            number += 1
+            ends = self._layers[number][0] if number < len(self._layers) else self._spec.rows
+            common = part & KeyRange(begins, ends)
+            count = len(common) * width
+            nbytes = codec.nbytes(count) if codec is not None else count * self._item
+            first = (common.start - part.start) * width
+            pieces.append(Piece(codec, first, common.start * width, count, at, at + nbytes))
+            at += nbytes
+        first, count = (part.start - start) * width, len(part) * width
+        if at >= count * self._item:
+            return Fragment(first, count, (), count * self._item)
+        return Fragment(first, count, tuple(pieces), at)
+
+    # ------------------------------------------------------------------ workers
+
+    def encode(self, given: FragmentValues, key: int) -> None:
+        """Encode a fragment, as `Codec.encode` does its pieces.
+
+        Args:
+            given: the fragment with its values.
+            key: the key of the random bits.
+
+        Raises:
+            NotFinite: a value cannot be encoded; the residual is as before, up to rounding.
+        """
+        fragment, data, into, residual, gain = given
+        if not fragment.pieces:
+            self._check_finite(data)
+            into[:] = data
+            return
+        values = self._floats(data)
+        for number, piece in enumerate(fragment.pieces):
+            some = slice(piece.first, piece.first + piece.length)
+            to = into[piece.start : piece.stop]
+            try:
+                if piece.codec is None:
+                    raw = data[some.start * self._item : some.stop * self._item]
+                    self._check_finite(raw)
+                    to[:] = raw
+                else:
+                    keeps = residual is not None and piece.codec.biased
+                    left = residual[some] if residual is not None and keeps else None
+                    piece.codec.encode(
+                        values[some], to, residual=left, gain=gain, key=key, first=piece.number
+                    )
+            except NotFinite:
+                begun = fragment._replace(pieces=fragment.pieces[:number])
+                self.take_back(given._replace(fragment=begun))
+                raise
+
+    def take_back(self, given: FragmentValues) -> None:
+        """Undo what `encode` did to the residual, up to rounding."""
+        fragment, data, into, residual, gain = given
+        values = self._floats(data)
+        for piece in fragment.pieces:
+            if residual is not None and piece.codec is not None and piece.codec.biased:
+                some = slice(piece.first, piece.first + piece.length)
+                encoded = into[piece.start : piece.stop]
+                piece.codec.take_back(encoded, values[some], residual[some], gain)
+
+    def give_back(
+        self, fragment: Fragment, encoded: np.ndarray, residual: np.ndarray, factor: float
+    ) -> None:
+        """Add a factor times the decoded values of a fragment to the residual."""
+        for piece in fragment.pieces:
+            if piece.codec is not None and piece.codec.biased:
+                some = slice(piece.first, piece.first + piece.length)
+                piece.codec.give_back(encoded[piece.start : piece.stop], residual[some], factor)
+
+    def _floats(self, data: np.ndarray) -> np.ndarray:
+        """Return the values of a fragment as float32: (count,)."""
+        if self._dtype == torch.float32:
+            return data.view(np.float32)
+        floats: np.ndarray = torch.from_numpy(data).view(self._dtype).float().numpy()
+        return floats
+
+    def _check_finite(self, data: np.ndarray) -> None:
+        if not bool(torch.from_numpy(data).view(self._dtype).isfinite().all()):
+            raise NotFinite("a value is NaN or infinite")
+
+    # ------------------------------------------------------------------ servers
+
+    def decode(
+        self, rows: KeyRange, data: memoryview, sizes: tuple[int, ...], into: Tensor
+    ) -> None:
+        """Decode encoded fragments.
+
+        Args:
+            rows: the rows that they are.
+            data: their bytes.
+            sizes: the bytes of each.
+            into: (len(rows), width) of the table's dtype.
+
+        Raises:
+            BadEncoding: what has come is no encoding of these rows.
+        """
+        encoded, flat, at = np.frombuffer(data, np.uint8), into.view(-1), 0
+        for fragment, size in zip(self.cut(rows), sizes, strict=True):
+            some = flat[fragment.first : fragment.first + fragment.length]
+            self._decode(fragment, encoded[at : at + size], some)
+            at += size
+
+    def _decode(self, fragment: Fragment, data: np.ndarray, into: Tensor) -> None:
+        raw = into.view(torch.uint8).numpy()
+        if len(data) == len(raw):
+            raw[:] = data
+            return
+        if len(data) != fragment.nbytes:
+            raise BadEncoding(
+                f"table {self._spec.name!r}: a fragment of {fragment.length} values has "
+                f"{fragment.nbytes} bytes or {len(raw)}, not {len(data)}"
+            )
+        exact = self._dtype == torch.float32
+        for piece in fragment.pieces:
+            some = slice(piece.first, piece.first + piece.length)
+            encoded = data[piece.start : piece.stop]
+            if piece.codec is None:
+                raw[some.start * self._item : some.stop * self._item] = encoded
+            elif exact:
+                piece.codec.decode(encoded, into[some].numpy())
+            else:
+                floats = torch.empty(piece.length)
+                piece.codec.decode(encoded, floats.numpy())
+                if self._item < floats.itemsize:
+                    most = torch.finfo(self._dtype).max
+                    floats.clamp_(-most, most)
+                into[some] = floats.to(self._dtype)
+
+
+def _layers_of(spec: TableSpec, codec: str, pulled: bool) -> list[tuple[int, Codec | None]]:
+    """Return the first row of each layer, and its codec; neighbours with one codec stay apart."""
+    named: dict[str, Codec | None] = dict.fromkeys(NO_CODECS)
+    layers = []
+    for start, text in [(span.start, span.codec) for span in spec.spans] or [(0, "")]:
+        text = codec if pulled and text != "exact" else text or codec
+        if text not in named:
+            from shoal.codecs import codec_of, pulled_codec_of  # numba, which takes half a second
+
+            named[text] = pulled_codec_of(text) if pulled else codec_of(text)
+        layers.append((start, named[text]))
+    return layers

@@ -336,3 +336,35 @@ def test_residuals_are_loaded_before_the_first_push():
     sent(door, normal())
     with pytest.raises(UsageError, match="before the first push"):
         door.load_state_dict(door.state_dict())
+
+
+@pytest.mark.parametrize("codec", ["onebit", "qsgd:4", "topk:0.1"])
+def test_figures_of_a_push_are_measured_when_asked_for(codec):
+    spans = Span(0, "a.weight (100, 10)"), Span(1000, "b.bias (500,)", "none"), Span(1500, "c")
+    door = Door(lambda name: spec_of(codec, spans=spans))
+    assert door.figures() == []
+    values = normal()
+    _, decoded = sent(door, values)
+    sent(door, normal())  # another one is not measured
+    found = door.figures()
+    assert [(each.layer, each.codec) for each in found] == [
+        ("a.weight", codec), ("b.bias", "none"), ("c", codec)
+    ]  # fmt: skip
+    assert [each.raw_bytes for each in found] == [4000, 2000, 6000]
+    assert found[1].encoded_bytes == 2000
+    assert found[1].error == 0
+    wrong = values[:1000] - decoded[:1000]
+    right = np.linalg.norm(wrong) / np.linalg.norm(values[:1000])
+    assert abs(found[0].error - right) < 1e-5
+    assert door.figures() == []
+
+
+def test_a_codec_may_begin_late():
+    door = Door(lambda name: spec_of("onebit:after=3"))
+    values = normal()
+    pushes = [sent(door, values, clock=clock) for clock in range(5)]
+    assert [bool(push.sizes) for push, _ in pushes] == [False, False, False, True, True]
+    assert all(np.array_equal(decoded, values) for _, decoded in pushes[:3])
+    resumed = Door(lambda name: spec_of("onebit:after=3"))
+    resumed.load_state_dict({}, start_clock=3)
+    assert sent(resumed, values, clock=0)[0].sizes

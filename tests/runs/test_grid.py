@@ -38,6 +38,13 @@ def test_an_axis_is_left_out_for_strategies_that_do_not_have_it():
     assert easgd[-1].job(0, "").set == {"tau": 16, "beta": 0.9}
 
 
+def test_codecs_are_left_out_where_there_are_no_servers():
+    grid = {"strategy": ["sync", "allreduce"], "codec": ["none", "int:8"], "server_codec": ["fp16"]}
+    cells = comparison_of({"grid": grid}).cells()
+    assert [cell.name for cell in cells] == ["sync codec=none", "sync codec=int:8", "allreduce"]
+    assert "codec" not in cells[-1].fields
+
+
 def test_an_axis_of_servers_is_left_out_where_the_settings_need_none():
     grid = {"servers": [1, 2], "set": {"exchange": ["servers", "allreduce"]}}
     cells = comparison_of({"job": {"strategy": "diloco"}, "grid": grid}).cells()

@@ -40,10 +40,12 @@ def rows_of(what: str, name: str = "") -> tuple[tuple[str, ...], Rows]:
     if what == "strategies":
         return STRATEGY_COLUMNS, [row for each in records for row in _rows_of_strategy(each)]
     if what == "codecs":
-        return COLUMNS[what], [row for each in records for row in _rows_of_codec(each)]
+        rows = [row for each in records for row in _rows_of_codec(each)]
+        return COLUMNS[what], [*rows, *_rows_of_all_codecs(records)]
     return COLUMNS[what], [tuple(map(str, each.values())) for each in records]
 
 
+OF_ALL_CODECS = "after"  # the option that all codecs have
 STRATEGY_COLUMNS = ("strategy, --set NAME=VALUE", "what it does (paper)", "servers", "redundancy")
 COLUMNS = {
     "tables": ("access method or handler", "tables", "options and defaults"),
@@ -163,5 +165,15 @@ def _rows_of_codec(record: Record) -> Rows:
         *(
             (f"  {each['name']}={each['default']}", each["meaning"], "", "")
             for each in record["options"]
+            if each["name"] != OF_ALL_CODECS
         ),
+    ]
+
+
+def _rows_of_all_codecs(records: list[Record]) -> Rows:
+    """Return the rows of the option that all codecs have."""
+    [own] = [each for each in records[0]["options"] if each["name"] == OF_ALL_CODECS]
+    return [
+        ("all of them", "", "", ""),
+        (f"  {own['name']}={own['default']}", own["meaning"], "", ""),
     ]

@@ -29,6 +29,7 @@ from shoal.protocol.messages.membership import Group
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, SaveCheckpoint
 from shoal.protocol.views import View
 from shoal.pushes import Door
+from shoal.pushes.encoder import LayerFigures
 from shoal.storage.run_folder import folder_of
 from shoal.tables.opening import checked, registered
 from shoal.tables.spec import TableSpec
@@ -393,6 +394,14 @@ class Operations:
                 (`TableSpec.nonfinite`); nothing was sent.
         """
         return self._begin(ask)
+
+    def codec_figures(self) -> list[LayerFigures]:
+        """Return, by layer, what codecs made of one of this worker's pushes to each table.
+
+        Returns:
+            The figures of the first push since the last call of this method; none at the first.
+        """
+        return self._door.figures()
 
     def residuals(self) -> dict[str, dict[str, np.ndarray]]:
         """Return, by table, what codecs have left out of this worker's pushes so far.

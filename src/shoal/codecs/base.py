@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,7 +44,7 @@ def residual_of(count: int) -> np.ndarray:
     return memory[start : start + 4 * count].view(np.float32)
 
 
-class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A way to encode n float32 values in fewer bytes. Its fields are its options.
 
     A subclass gives `biased`, `nbytes`, `_encode` and `_decode`, and the class variables.
@@ -57,6 +57,7 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         draws: whether it draws random bits.
         stateless: whether its error is small beside each block's largest value, so that values
             without a residual are of use.
+        after: the clock at which a worker begins to use it; before, values travel as they are.
     """
 
     name: ClassVar[str]
@@ -65,6 +66,8 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: ClassVar[str] = ""
     draws: ClassVar[bool] = False
     stateless: ClassVar[bool] = False
+
+    after: Annotated[int, option("clock (step) of a worker from which it is used", ge=0)] = 0
 
     @property
     @abstractmethod
@@ -85,6 +88,11 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @abstractmethod
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
         """Decode, and return FINE or the first element of a block that no encoder has written."""
+
+    @property
+    def begins_at(self) -> int:
+        """The clock from which it is used; before, values travel as they are."""
+        return self.after
 
     @property
     def largest(self) -> float:

@@ -201,6 +201,10 @@ class Chain(Codec, frozen=True):
     def largest(self) -> float:
         return self.second.largest
 
+    @property
+    def begins_at(self) -> int:
+        return max(self.first.after, self.second.after)
+
     def nbytes(self, count: int) -> int:
         return self.first.places_bytes(count) + self.second.nbytes(self.first.kept(count))
 

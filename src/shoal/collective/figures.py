@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from shoal.protocol.worker.machine import WorkerMachine
@@ -31,6 +32,10 @@ class WorkerFigures:
     def bytes_pulled(self) -> int:
         """The payload bytes received from servers so far."""
         return self._machine.bytes_pulled
+
+    def codec_figures(self) -> Sequence[Any]:
+        """Return what codecs made of a push, by layer; nothing in a simulated run."""
+        return ()
 
     def residuals(self) -> dict[str, Any]:
         """Return what codecs have left out of this worker's pushes; none in a simulated run."""

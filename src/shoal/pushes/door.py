@@ -14,7 +14,7 @@ from shoal.errors import NotFinite, RoundClosed, UsageError
 from shoal.protocol.layout import Layout
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, Forget, PullOp, PushOp
-from shoal.pushes.encoder import Encoder, Undo
+from shoal.pushes.encoder import Encoder, LayerFigures, Undo
 from shoal.pushes.finite import Finite
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.encoding import Encoding
@@ -43,6 +43,7 @@ class Door:
         self._encoders: dict[str, Encoder | None] = {}  # by a table's name as it was said
         self._pulled: dict[str, Encoding | None] = {}  # the same, of rows that are pulled
         self._loaded: dict[str, dict[str, Any]] = {}  # by table: what an earlier run had left out
+        self._measures = False  # whether figures were asked for
         self._start_clock = 0  # of this run, for random bits
         self._lock = RLock()  # a client's threads may push to one table
 
@@ -122,6 +123,8 @@ class Door:
             encoder = next(known, None)
             if encoder is None:
                 encoder = Encoder(spec, self._seed, self._rank)
+                if self._measures:
+                    encoder.figures()
                 if spec.name in self._loaded:
                     encoder.load(self._loaded.pop(spec.name))
         self._encoders[table] = encoder
@@ -141,7 +144,7 @@ class Door:
                 try:
                     if encoder is not None and ask.assign:
                         encoder.forget(op.rows, op.keys)
-                    elif encoder is not None and _is_whole(encoder.spec, op, op.values):
+                    elif encoder is not None and _encodes(encoder, op, clock):
                         op, undo = self._encode(encoder, op, ask.weight, clock)
                         done.append((encoder, undo))
                     elif not ask.assign:
@@ -171,6 +174,16 @@ class Door:
                 encoder = self._encoder(name)
                 if encoder is not None:
                     encoder.forget(rows)
+
+    def figures(self) -> list[LayerFigures]:
+        """Return what codecs made of one push to each table, and measure the next pushes.
+
+        The first call returns nothing.
+        """
+        with self._lock:
+            found = [figures for each in self.encoders() for figures in each.figures()]
+            self._measures = True
+            return found
 
     def state_dict(self) -> dict[str, dict[str, np.ndarray]]:
         """Return, by table, what was left out and has not been sent."""
@@ -217,6 +230,10 @@ class Door:
                     used.add((number, rows))
                     encoder.give_back(op, ask.weight, rows)
                     break
+
+
+def _encodes(encoder: Encoder, op: PushOp, clock: int) -> bool:
+    return clock >= encoder.begins_at and _is_whole(encoder.spec, op, op.values)
 
 
 def _is_whole(spec: TableSpec, op: PushOp | PullOp, buffer: memoryview) -> bool:

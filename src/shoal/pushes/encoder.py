@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
+from math import sqrt
 from struct import pack
 
 import msgspec
@@ -19,8 +20,29 @@ from shoal.errors import InvalidValue, NotFinite
 from shoal.keys import KeyRange
 from shoal.protocol.requests import PushOp
 from shoal.tables.consistency import Cover
-from shoal.tables.encoding import Encoding, Fragment, FragmentValues
+from shoal.tables.encoding import Encoding, Fragment, FragmentValues, Measured
 from shoal.tables.spec import TableSpec
+
+
+class LayerFigures(msgspec.Struct, frozen=True):
+    """What a codec made of a layer in one push.
+
+    Attributes:
+        table: the table.
+        layer: the name of the layer; its table has one if it is empty.
+        codec: the codec.
+        raw_bytes: the bytes of the values.
+        encoded_bytes: the bytes that were sent.
+        error: the relative error ||x - decoded|| / ||x||, x being the values with the residual.
+    """
+
+    table: str
+    layer: str
+    codec: str
+    raw_bytes: int
+    encoded_bytes: int
+    error: float
+
 
 Undo = list[tuple[int, FragmentValues]]  # of each fragment of a push: its number, and its values
 
@@ -33,6 +55,7 @@ class Encoder:
             and if no codec of the table is biased.
         units: the weight in whose units the residual of each fragment is, (fragments,); 1 where
             weights do not count.
+        begins_at: the clock from which pushes are encoded: that of the codec that begins last.
         raw_bytes: the bytes of the values that were encoded so far.
         encoded_bytes: the bytes that they became.
     """
@@ -43,11 +66,14 @@ class Encoder:
         self.units = np.ones(len(spec.fragments()))
         self.raw_bytes = self.encoded_bytes = 0
         self._encoding = Encoding(spec)
+        self.begins_at = self._encoding.begins_at
         self._weighs = spec.merge == "mean" and spec.consistency.apply_at == "round_end"
         self._seed = seed
         self._rank = rank
         self._clock, self._count = -1, 0  # of the last push, and of the pushes at that clock
         self._returned: deque[tuple[PushOp, float, KeyRange]] = deque()
+        self._measures = False  # whether to measure the next push
+        self._measured: list[Measured] = []
 
     def encode(self, op: PushOp, weight: float, clock: int) -> tuple[PushOp, Undo]:
         """Return a push of whole rows, encoded, and what `undo` needs.
@@ -82,7 +108,29 @@ class Encoder:
         self._count += 1
         self.raw_bytes += data.nbytes
         self.encoded_bytes += encoded.nbytes
+        if self._measures:
+            self._measures = False
+            self._measured = [m for _, each in done for m in self._encoding.measured(each)]
         return msgspec.structs.replace(op, values=encoded.data, sizes=sizes), done
+
+    def figures(self) -> list[LayerFigures]:
+        """Return the figures of the push that was measured, by layer, and measure the next one."""
+        named = [span.name for span in self.spec.spans] or [""]
+        by_layer: dict[int, list[Measured]] = {}
+        for each in self._measured:
+            by_layer.setdefault(each.layer, []).append(each)
+        self._measures, self._measured = True, []
+        return [
+            LayerFigures(
+                self.spec.name,
+                named[layer].split(" ")[0],
+                some[0].codec or "none",
+                sum(each.raw_bytes for each in some),
+                sum(each.encoded_bytes for each in some),
+                sqrt(sum(each.error for each in some) / (sum(each.norm for each in some) or 1.0)),
+            )
+            for layer, some in sorted(by_layer.items())
+        ]
 
     def undo(self, done: Undo, weight: float) -> None:
         """Make the residual what it was before a push of that weight, up to rounding."""

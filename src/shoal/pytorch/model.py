@@ -26,7 +26,8 @@ class LossModel(FlatParams):
         module: nn.Module,
         transform: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = lambda x, y: (x, y),
     ) -> None:
-        super().__init__(module.parameters())
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        super().__init__(module.parameters(), names=names)
         self.module = module
         self._transform = transform
         self._large: dict[nn.Parameter, int] = {}  # by parameter, its number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ import msgspec
 
 from shoal.errors import InvalidValue
 from shoal.extras import require
+from shoal.reports.codecs import codec_figures
 from shoal.reports.columns import TABLE_NOTES, Column
 from shoal.reports.comparison import CellRuns, ComparedRuns
 from shoal.reports.events import Run
@@ -42,6 +43,10 @@ SPREAD = "Means over the seeds, ± their standard deviation; the best of each co
 LOGGED = (
     "The last number is that of the worker of lowest rank that has recorded it; the least and the "
     "greatest are of all workers."
+)
+CODECS = (
+    "Of a push: means over those that were measured, one between two evaluations of each worker. "
+    "The error is relative to the values with what was left out before."
 )
 
 
@@ -86,7 +91,10 @@ class Page:
             page=self,
             figures=figures,
             drawn=drawn,
-            table=_table_of_logged(logged) if logged else _table_of(self.compared, rows),
+            tables=[
+                _table_of_logged(logged) if logged else _table_of(self.compared, rows),
+                *_tables_of_codecs(cells),
+            ],
             rows=rows,
             axes=[(name, label) for name, label in AXES if name in used],
             numbers={cell.name: number for number, cell in enumerate(cells)},
@@ -246,6 +254,26 @@ def _table_of_logged(logged: Mapping[str, Row]) -> _Table:
             }
         )
     return _Table("recorded", [*NUMBERS, "calls"], lines, LOGGED)
+
+
+def _tables_of_codecs(cells: Sequence[CellRuns]) -> Iterator[_Table]:
+    """Yield a table with a line for each layer that a codec encodes, if it is of one run."""
+    runs = [run for cell in cells for run in cell.runs.values()]
+    if len(runs) != 1:
+        return
+    lines = []
+    for (_, layer, codec), each in codec_figures(runs[0].events).items():
+        raw, encoded = each["raw_bytes"], each["encoded_bytes"]
+        shown = (
+            codec,
+            f"{raw:,.0f}",
+            f"{encoded:,.0f}",
+            f"{raw / encoded:.1f}",
+            f"{each['error']:.2%}",
+        )
+        lines.append({"name": layer or "all", "shown": [(text, "", False) for text in shown]})
+    titles = ["codec", "bytes", "encoded", "fewer by", "relative error"]
+    yield _Table("layer", titles, lines, CODECS)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -42,7 +42,8 @@ AXES = (
 )
 RUNS_MAX = 10_000
 FOLDER_LENGTH = 100
-OF_SERVERS = ("servers", "replicas")  # axes that do not apply to a cell without servers
+# axes that do not apply to a cell without servers
+OF_SERVERS = ("servers", "replicas", "codec", "server_codec")
 WEIGHTS = ("model", "layers", "init", "dtype")  # fields that determine a model's initial weights
 Values = Mapping[str, Any]
 

@@ -8,6 +8,7 @@ in common. A fragment that encoding would not make smaller is sent as it is.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,6 +36,7 @@ class Piece(NamedTuple):
         length: the number of values.
         start: the offset of its bytes in the encoded fragment.
         stop: the offset behind its bytes.
+        layer: the number of the layer.
     """
 
     codec: Codec | None
@@ -43,6 +45,7 @@ class Piece(NamedTuple):
     length: int
     start: int
     stop: int
+    layer: int
 
 
 class Fragment(NamedTuple):
@@ -59,6 +62,26 @@ class Fragment(NamedTuple):
     length: int
     pieces: tuple[Piece, ...]
     nbytes: int
+
+
+class Measured(NamedTuple):
+    """What became of a piece: bytes, and the squared norms of its values and of what was left out.
+
+    Attributes:
+        layer: the number of the layer.
+        codec: the codec; empty for none.
+        raw_bytes: the bytes of its values.
+        encoded_bytes: the bytes that they have become.
+        norm: the sum of the squared values, with the residual.
+        error: the sum of the squared differences of these and of what was decoded.
+    """
+
+    layer: int
+    codec: str
+    raw_bytes: int
+    encoded_bytes: int
+    norm: float
+    error: float
 
 
 class FragmentValues(NamedTuple):
@@ -101,6 +124,7 @@ class Encoding:
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._layers = _layers_of(spec, spec.server_codec if pulled else spec.codec, pulled)
         self._cut: dict[KeyRange, tuple[Fragment, ...]] = {}
+        self.begins_at = max((each.begins_at for _, each in self._layers if each), default=0)
         self.biased = any(codec is not None and codec.biased for _, codec in self._layers)
 
     def cut(self, rows: KeyRange) -> tuple[Fragment, ...]:
@@ -119,13 +143,14 @@ class Encoding:
         number = bisect_right(self._layers, part.start, key=itemgetter(0)) - 1
         while number < len(self._layers) and self._layers[number][0] < part.stop:
             begins, codec = self._layers[number]
-            number += 1
+            layer, number = number, number + 1
             ends = self._layers[number][0] if number < len(self._layers) else self._spec.rows
             common = part & KeyRange(begins, ends)
             count = len(common) * width
             nbytes = codec.nbytes(count) if codec is not None else count * self._item
             first = (common.start - part.start) * width
-            pieces.append(Piece(codec, first, common.start * width, count, at, at + nbytes))
+            place = first, common.start * width, count, at, at + nbytes
+            pieces.append(Piece(codec, *place, layer))
             at += nbytes
         first, count = (part.start - start) * width, len(part) * width
         if at >= count * self._item:
@@ -178,6 +203,26 @@ class Encoding:
                 some = slice(piece.first, piece.first + piece.length)
                 encoded = into[piece.start : piece.stop]
                 piece.codec.take_back(encoded, values[some], residual[some], gain)
+
+    def measured(self, given: FragmentValues) -> Iterator[Measured]:
+        """Yield what became of the pieces of a fragment that was encoded."""
+        fragment, data, into, residual, _ = given
+        for piece in fragment.pieces:
+            some = slice(piece.first, piece.first + piece.length)
+            raw = data[some.start * self._item : some.stop * self._item]
+            norm = error = 0.0
+            if piece.codec is not None:
+                decoded = np.empty(piece.length, np.float32)
+                piece.codec.decode(into[piece.start : piece.stop], decoded)
+                if residual is not None and piece.codec.biased:
+                    left = residual[some]
+                    values = decoded + left
+                else:
+                    values = self._floats(raw)
+                    left = values - decoded
+                norm, error = (float(np.vdot(each, each)) for each in (values, left))
+            told = "" if piece.codec is None else str(piece.codec)
+            yield Measured(piece.layer, told, raw.nbytes, piece.stop - piece.start, norm, error)
 
     def give_back(
         self, fragment: Fragment, encoded: np.ndarray, residual: np.ndarray, factor: float

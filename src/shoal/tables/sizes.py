@@ -64,9 +64,11 @@ def rows_held(spec: TableSpec, held: KeyRange) -> int:
 def dense_bytes(spec: TableSpec, held: KeyRange, slots: int) -> int:
     """Return the bytes of a dense shard: its rows, optimizer state and staging memory.
 
-    A push is staged whole where it waits for its round, and a fragment at a time otherwise. More
-    pushes at a time take more, for which servers need free memory.
+    A push is staged whole where it waits for its round or comes encoded, and a fragment at a time
+    otherwise. More pushes at a time take more, for which servers need free memory. Rows that are
+    encoded for pulls count as if they were not smaller.
     """
-    whole = spec.consistency.apply_at == "round_end"
+    whole = spec.consistency.apply_at == "round_end" or spec.encodes
     staged = len(held) if whole else min(len(held), spec.fragment_rows)
-    return (len(held) * (1 + slots) + staged) * spec.row_bytes
+    pulled = len(held) if spec.server_codec else 0
+    return (len(held) * (1 + slots) + staged + pulled) * spec.row_bytes

@@ -374,7 +374,9 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 def _told(span: Span | None) -> str:
-    return "missing" if span is None else f"{span.name!r} from row {span.start}"
+    if span is None:
+        return "missing"
+    return f"{span.name!r} from row {span.start}" + f" with codec {span.codec}" * bool(span.codec)
 
 
 _ANNOTATIONS = {field.name: field.type for field in msgspec.structs.fields(TableSpec)}

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from shoal.apps.train.setup import WorkerSetup
@@ -70,6 +71,7 @@ class Progress:
         self._log.write(
             "begin", rank=rank, samples=batches.samples, batches=len(batches), weights=weights
         )
+        self._client.codec_figures()  # measure the first push
 
     def stepped(self, epoch: int, step: int, result: StepResult) -> None:
         self._steps += 1
@@ -128,6 +130,8 @@ class Progress:
         self._evaluating_s += seconds
         found = {"accuracy": accuracy, "loss": loss, "seconds": round(seconds, 6)}
         self._log.write("eval", step=step, epoch=epoch, **found)
+        for figures in self._client.codec_figures():
+            self._log.write("codec", step=step, **msgspec.structs.asdict(figures))
         return accuracy, loss
 
     def finish(self, steps: int) -> dict[str, Any]:

@@ -93,7 +93,9 @@ def train(
     redundancy = settings.pop("redundancy", 1)
     seconds = batch_s if isinstance(batch_s, list) else [batch_s] * len(batches)
     of_options = {
-        name: settings.pop(name) for name in ("staleness", "apply_at") if name in settings
+        name: settings.pop(name)
+        for name in ("staleness", "apply_at", "codec", "server_codec")
+        if name in settings
     }
     workers = [
         SimulatedWorker(

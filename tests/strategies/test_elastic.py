@@ -5,6 +5,7 @@ import torch
 
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import Exchange
+from shoal.pushes import Door
 from shoal.simulation.network import NetworkOptions
 from shoal.strategies import StrategyOptions, strategies
 from shoal.strategies.elastic import EASGD
@@ -69,6 +70,13 @@ def test_the_centre_moves_by_what_the_workers_move(monkeypatch, seed):
     """Equal and opposite, also where messages are lost and come twice."""
     bad = NetworkOptions(loss=0.05, duplicate=0.05, reorder=0.3, jitter_s=0.01)
     assert moved(monkeypatch, Watched, network=bad, seed=seed) <= 1e-12
+
+
+@pytest.mark.parametrize("codec", ["onebit", "qsgd:4", "int:4"])
+def test_with_a_codec_workers_move_by_what_servers_decode(monkeypatch, codec):
+    assert moved(monkeypatch, Watched, codec=codec) <= 1e-12
+    monkeypatch.setattr(Door, "_decodes", lambda self, ask, pushes: None, raising=True)
+    assert moved(monkeypatch, Watched, codec=codec) > 1e-3
 
 
 def test_a_worker_that_pushes_before_it_pulls_breaks_that(monkeypatch):

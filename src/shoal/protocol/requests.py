@@ -25,6 +25,8 @@ class PushOp(msgspec.Struct, frozen=True):
         lr: the learning rate in place of that of the table.
         sizes: the bytes of each encoded fragment of `rows`, of which `values` consists; empty if
             the values are not encoded.
+        decodes: whether `values` become what servers decode, if the table has a codec: for a worker
+            that has to do the opposite of what they do.
     """
 
     table: str
@@ -35,6 +37,7 @@ class PushOp(msgspec.Struct, frozen=True):
     slots: tuple[memoryview, ...] = ()
     lr: float | None = None
     sizes: tuple[int, ...] = ()
+    decodes: bool = False
 
 
 class Answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import RLock
 from typing import Any
 
@@ -154,7 +154,15 @@ class Door:
                         each.undo(undo, ask.weight)
                     raise
                 pushes.append(op)
+            self._decodes(ask, pushes)
         return msgspec.structs.replace(ask, pushes=tuple(pushes), route=None)
+
+    def _decodes(self, ask: Exchange, pushes: Sequence[PushOp]) -> None:
+        """Decode the pushes of which the worker has to know what servers make of them."""
+        for given, op in zip(ask.pushes, pushes, strict=True):
+            encoder = self._encoder(op.table)
+            if op.decodes and op.sizes and encoder is not None:
+                encoder.decode(op, given.values)
 
     def _encode(
         self, encoder: Encoder, op: PushOp, weight: float, clock: int

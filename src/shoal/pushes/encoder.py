@@ -14,12 +14,14 @@ from struct import pack
 
 import msgspec
 import numpy as np
+import torch
 
 from shoal.codecs import residual_of
 from shoal.errors import InvalidValue, NotFinite
 from shoal.keys import KeyRange
 from shoal.protocol.requests import PushOp
 from shoal.tables.consistency import Cover
+from shoal.tables.dense.rows import DTYPES
 from shoal.tables.encoding import Encoding, Fragment, FragmentValues, Measured
 from shoal.tables.spec import TableSpec
 
@@ -131,6 +133,11 @@ class Encoder:
             )
             for layer, some in sorted(by_layer.items())
         ]
+
+    def decode(self, op: PushOp, into: memoryview) -> None:
+        """Decode an encoded push, as servers do, into memory of the table's dtype."""
+        values = torch.frombuffer(into, dtype=DTYPES[self.spec.dtype]).view(-1, self.spec.width)
+        self._encoding.decode(op.rows, op.values, op.sizes, values)
 
     def undo(self, done: Undo, weight: float) -> None:
         """Make the residual what it was before a push of that weight, up to rounding."""

@@ -15,6 +15,8 @@ from collections.abc import Generator
 from math import nan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import msgspec
+
 from shoal.errors import InvalidValue
 from shoal.protocol.requests import Exchange
 from shoal.strategies.base import (
@@ -141,8 +143,10 @@ class EASGD(Strategy):
         for buffer, values in model.values.items():
             move = self._moves[buffer]
             move.copy_(values).sub_(self._centre[buffer]).mul_(self.alpha)
-            values.sub_(move)
-        yield Exchange(self._ops.pushes({}), advance=True)
+        pushes = (msgspec.structs.replace(op, decodes=True) for op in self._ops.pushes({}))
+        yield Exchange(tuple(pushes), advance=True)
+        for buffer, values in model.values.items():
+            values.sub_(self._moves[buffer])  # what the servers have added
 
     def end(self, model: Model) -> Program:
         """Pull the centre, which is the trained model, after all workers have finished."""

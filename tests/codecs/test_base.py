@@ -14,6 +14,7 @@ TEXTS = [
     *("natural:2", "natural:4", "natural:7:block=64"),
     *("topk:0.3", "topk:1", "randomk:0.2", "randomk:1"),
     *("topk:0.2+int:8", "randomk:0.5+onebit", "topk:0.1+qsgd:4", "topk:0.5+fp16"),
+    *("fp8:e5m2", "fp8:scale=power:block=32", "fp4:scale=power:block=32"),
     *("ternary:fit=3", "sign:scale=mean", "onebit:block=8"),
 ]
 

@@ -32,7 +32,7 @@ from shoal.codecs.kernels import (
 from shoal.jit import U, kernel, mixed
 
 Block = Annotated[int, option("values that share a scale", ge=8, le=4096, multiple_of=8)]
-_SCALE_BYTES = {"float": 4, "power": 1}
+SCALE_BYTES = {"float": 4, "power": 1}
 
 
 class _Grid(Codec, frozen=True):
@@ -69,7 +69,7 @@ class Int(_Grid, frozen=True):
         return True
 
     def nbytes(self, count: int) -> int:
-        return blocks_bytes(count, self.block, self.bits, _SCALE_BYTES[self.scale])
+        return blocks_bytes(count, self.block, self.bits, SCALE_BYTES[self.scale])
 
     def _encode(self, values: Given, into: np.ndarray) -> int:
         power = self.scale == "power"
@@ -120,7 +120,7 @@ class QSGD(_Grid, frozen=True):
 
 
 @kernel
-def _power(step: Any) -> Any:
+def power_of(step: Any) -> Any:
     """Return the exponent byte of the least power of two that is not less than a step."""
     bits = bits_of(F(step))
     exponent = np.int32(bits >> np.int32(23))
@@ -147,7 +147,7 @@ def _nearest(
         if step < SMALL:
             step = F(0)
         if power:
-            exponent = _power(step) if step > F(0) else np.int32(0)
+            exponent = power_of(step) if step > F(0) else np.int32(0)
             step = float_of(np.int32(exponent << np.int32(23)))
             out[at] = np.uint8(exponent)
             at += 1

@@ -6,6 +6,7 @@ import msgspec
 
 from shoal.codecs.base import Codec
 from shoal.codecs.casts import BF16, FP16
+from shoal.codecs.floats import FP4, FP8
 from shoal.codecs.grids import QSGD, Int
 from shoal.codecs.natural import Natural
 from shoal.codecs.signs import OneBit, Sign, Ternary
@@ -14,7 +15,7 @@ from shoal.errors import InvalidValue
 from shoal.registry import Registry, unknown
 
 codecs: Registry[type[Codec]] = Registry("codec")
-for _codec in (FP16, BF16, Int, QSGD, Natural, Ternary, OneBit, Sign, TopK, RandomK):
+for _codec in (FP16, BF16, FP8, FP4, Int, QSGD, Natural, Ternary, OneBit, Sign, TopK, RandomK):
     codecs.add(_codec.name, _codec)
 
 

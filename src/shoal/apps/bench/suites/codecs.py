@@ -27,6 +27,7 @@ FRAGMENT = FRAGMENT_BYTES // 4
 CODECS = (
     "fp16",
     "bf16",
+    "fp8",
     "int:8",
     "int:4",
     "natural:8",

@@ -53,6 +53,11 @@ def test_parameter_groups_have_options_and_schedules_of_their_own(tmp_path):
     assert lines == [f"{s} ['float32', 'float32.1']" for s in ("sync", "ssp", "asgd", "allreduce")]
 
 
+def test_with_codecs_a_flushed_model_is_the_servers(tmp_path):
+    lines = run(tmp_path, "codecs").splitlines()
+    assert lines == [f"{strategy} ['float32']" for strategy in ("sync", "asgd", "diloco")]
+
+
 def test_an_optimizer_that_evaluates_the_loss_needs_a_closure(tmp_path):
     out = run(tmp_path, "no_closure")
     assert "LBFGS evaluates the loss: give step a closure" in out

@@ -133,7 +133,7 @@ class RunningWeights:
         if now >= until:
             self._check()
             self.client.await_table(f"/{table}", BEGIN_S)
-            values = self.client.blocking.pull(f"/{table}")
+            values = self.client.blocking.pull(f"/{table}", exact=True)
             self._dense[table] = now + self._max_age_s, values
         return values
 

@@ -163,7 +163,10 @@ class FlatParams:
             >>> with shoal.connect(run, group="eval") as client:  # doctest: +SKIP
             ...     FlatParams(model.parameters()).pull(client, "/params")
         """
-        pulls = [client.pull(f"{prefix}.{buffer}", out=v) for buffer, v in self.values.items()]
+        pulls = [
+            client.pull(f"{prefix}.{buffer}", out=v, exact=True)
+            for buffer, v in self.values.items()
+        ]
         for each in pulls:
             each.wait()
 

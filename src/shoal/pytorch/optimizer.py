@@ -68,7 +68,8 @@ class Optimizer(torch.optim.Optimizer):
             "zero" replaces the value by 0, "allow" does not check.
         codec: the codec of pushes to servers, which makes them smaller, such as "int:8" (`shoal
             list codecs`), for all parameters but vectors and those of less than 1,024 elements; or
-            codecs by pattern of names, or number, such as {"*.weight": "int:4", "0": "none"}.
+            codecs by pattern of names (with `module`), or number, such as {"*.weight": "int:4",
+            "0": "none"}.
         server_codec: the codec of the parameters that come back, such as "int:8".
         context: the context of `shoal.init()` by default.
 

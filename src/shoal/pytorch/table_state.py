@@ -59,7 +59,7 @@ class TableState:
         Returns:
             The rows of each table, (rows, *row_shape), by its name.
         """
-        return {name: self._client.blocking.pull(name) for name in self._tables}
+        return {name: self._client.blocking.pull(name, exact=True) for name in self._tables}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
         """Set the rows of every table.

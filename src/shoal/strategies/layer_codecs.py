@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.errors import InvalidValue
 from shoal.registry import unknown
 from shoal.tables.spec import Span
 
@@ -70,6 +71,7 @@ def check_patterns(layers: Sequence[Sequence[Span]], codecs: Codecs) -> None:
 
     Raises:
         UnknownName: a pattern fits none.
+        InvalidValue: the same, and the parameters have no names.
     """
     if isinstance(codecs, str) or not any(layers):
         return
@@ -77,6 +79,11 @@ def check_patterns(layers: Sequence[Sequence[Span]], codecs: Codecs) -> None:
     for pattern in codecs:
         if pattern != EVERY and not any(fits(pattern, *each) for each in named):
             names = [span.name.split(" ")[0] for _, span in named]
+            if set(names) <= {"", "parameter"}:
+                raise InvalidValue(
+                    f"codecs: pattern {pattern!r} fits no parameter, because these have no names "
+                    "here: give shoal.Optimizer the model as module=, or use their numbers"
+                )
             raise unknown("parameter, as a pattern of codecs", pattern, names)
 
 

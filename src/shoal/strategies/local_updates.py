@@ -224,6 +224,12 @@ class LocalUpdates(Strategy):
         yield from self.flush(model)
         yield from self._leave()
 
+    def exact(self, model: Model) -> Program:
+        if self.options.server_codec and self._ops is not None:
+            yield from self._ops.exact()
+            for buffer, values in model.values.items():
+                self._before[buffer].copy_(values)
+
     def _leave(self) -> Program:
         """Wait until all workers have finished."""
         assert self._ops is not None

@@ -222,6 +222,10 @@ class ServerStrategy(Strategy):
         for buffer, spec in zip(sorted(model.values), self.tables(model), strict=True):
             yield buffer, spec, make(spec.access).slots()
 
+    def exact(self, model: Model) -> Program:
+        if self.options.server_codec and self._ops is not None:
+            yield from self._ops.exact()
+
     def end(self, model: Model) -> Program:
         assert self._ops is not None
         yield from self._ops.end()

@@ -135,6 +135,10 @@ class TableOps:
         """Pull the parameters after all workers have finished, so that all have the same."""
         yield Exchange(advance=True, last=True)  # no other worker waits for this one any more
         yield EnterBarrier(f"{self._prefix} done")
+        yield from self.exact()
+
+    def exact(self) -> Program:
+        """Pull the parameters as they are, whatever codec the tables have for pulls."""
         yield Exchange(pulls=self._exact_pulls)
 
     def pushes(self, rates: Mapping[str, float], absent: Numbers = NONE) -> tuple[PushOp, ...]:

@@ -128,6 +128,36 @@ def groups():
         print(strategy, list(ours.flat))
 
 
+def codecs():
+    """What is pulled while training is rounded; after `flush` a model has what servers have."""
+    for strategy in ("sync", "asgd", "diloco"):
+        model = torch.nn.Linear(64, 64)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        how = {"codec": {"weight": "onebit"}, "server_codec": "int:8"}
+        settings = {"tau": 2} if strategy == "diloco" else None
+        said = ""
+        try:
+            shoal.Optimizer(inner, strategy, settings=settings, **how)
+        except ShoalError as error:
+            said = error.message
+        assert "give shoal.Optimizer the model as module=" in said
+        ours = shoal.Optimizer(inner, strategy, settings=settings, module=model, **how)
+        for _ in range(4):
+            ours.zero_grad()
+            model(torch.randn(8, 64)).square().mean().backward()
+            ours.step()
+        before = model.weight.detach().clone()
+        ours.flush()
+        [table] = [each.name for each in context.client.view.tables][-1:]
+        exact = context.client.pull(table, exact=True).wait()[:4096].view(64, 64)
+        rounded = context.client.pull(table).wait()[:4096].view(64, 64)
+        assert torch.equal(before, rounded) or strategy == "diloco", strategy
+        assert torch.equal(model.weight, exact), strategy
+        assert not torch.equal(exact, rounded)
+        assert context.client.residuals()[table]["residual"].any()
+        print(strategy, list(ours.flat))
+
+
 def no_closure():
     ours = shoal.Optimizer(torch.optim.LBFGS(mine.parameters()), "allreduce")
     try:

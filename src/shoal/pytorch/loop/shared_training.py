@@ -74,6 +74,7 @@ class SharedTraining:
             steps = yield from self.accompany()
             if self.strategy.traits.sends_gradients:
                 yield from self._catch_up(steps)
+        yield from self.strategy.exact(self.model)
         yield from self.others.unify(self._writes)
 
     def averaged(self, loss: torch.Tensor, weight: float) -> Generator[Any, Any, float]:

@@ -27,7 +27,7 @@ def codec_of(text: str) -> Codec:
         InvalidValue: a value of the wrong type, or out of its range.
 
     >>> codec_of("int:4:scale=power")
-    Int(bits=4, scale='power', block=512)
+    Int(bits=4, scale='power', block=512, after=0)
     >>> str(codec_of("int:bits=4:block=64")), str(codec_of("int"))
     ('int:4:block=64', 'int:8')
     """

@@ -20,6 +20,8 @@ from shoal.tables.dense.rows import DTYPES
 from shoal.tables.encoding import Encoding
 from shoal.tables.spec import TableSpec
 
+_UNKNOWN = object()  # of a table that no exchange has named yet
+
 
 class Door:
     """Looks at the values that a worker pushes, and encodes and decodes those with a codec.
@@ -61,13 +63,13 @@ class Door:
             NotFinite: a value is NaN or infinite and the table's policy is "reject", or it is too
                 large for its codec.
         """
-        for pull in ask.pulls:
-            if self._encoding(pull) is not None:
+        for pull in ask.pulls:  # most tables have no codec: one look-up each
+            if self._pulled.get(pull.table, _UNKNOWN) is not None and self._encoding(pull):
                 pulls = tuple(map(self._pull, ask.pulls))
                 ask = msgspec.structs.replace(ask, pulls=pulls, route=None)
                 break
         for op in ask.pushes:
-            if self._encoder(op.table) is not None:
+            if self._encoders.get(op.table, _UNKNOWN) is not None and self._encoder(op.table):
                 return self._encoded(ask, max(clock, ask.at) + self._start_clock)
         return ask if ask.assign else self._finite.checked(ask)
 

@@ -38,7 +38,7 @@ def encoded_twice_on_rerouting():
             if start <= address < start + whole.values.nbytes:
                 first, size = op.rows.start - raw.rows.start, encoder.spec.row_bytes
                 values = raw.values[first * size : (first + len(op.rows)) * size]
-                return encoder.encode(msgspec.structs.replace(op, values=values), weight, clock)
+                return encoder.encode(msgspec.structs.replace(op, values=values), weight, clock)[0]
         return op
 
     with patch.object(Door, "ready", ready), patch.object(rerouting, "_asked", asked):

@@ -46,7 +46,7 @@ class Sender:
         for part in sub_request.parts.values():
             part.ask_at(again_at, self._probe_s)
             theirs = part.server_part
-            self.bytes_pushed += theirs.payload_bytes
+            self.bytes_pushed += theirs.payload_bytes if theirs.sizes else theirs.nbytes
             out.append(Send(theirs.server, self.message(sub_request, part), theirs.buffers))
 
     def send_again(

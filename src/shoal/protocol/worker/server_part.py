@@ -39,9 +39,7 @@ class ServerPart(msgspec.Struct, frozen=True):
 
     @property
     def payload_bytes(self) -> int:
-        """The bytes of `buffers`."""
-        if not self.sizes:
-            return self.nbytes
+        """The bytes of `buffers`: of a part without encoded rows these are `nbytes`."""
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def without_push(self) -> ServerPart:

@@ -1,7 +1,6 @@
 """What a worker keeps of what its codecs leave out, and when."""
 
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from shoal.keys import KeyRange
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, Forget, PushOp
 from shoal.pushes import Door
+from shoal.pushes.encoder import Encoder
 from shoal.tables.consistency import Cover, asp, bsp
 from shoal.tables.encoding import Encoding
 from shoal.tables.spec import Span, TableSpec
@@ -274,25 +274,20 @@ def test_where_twins_push_the_same_what_is_late_has_counted():
     assert np.array_equal(encoder.residual, before)
 
 
-def test_threads_that_push_first_share_an_encoder():
-    made, began = [], threading.Barrier(4)
+def test_threads_that_push_first_share_an_encoder(monkeypatch):
+    door, others, made = Door(lambda name: spec_of()), [], []
 
-    def table(name):
-        time.sleep(0.01)
-        return spec_of()
+    def make(*given):
+        if not others:  # another thread asks while this one makes the encoder
+            others.append(threading.Thread(target=lambda: made.append(door._encoder("w"))))
+            others[0].start()
+            others[0].join(0.2)  # it has to wait for this one
+        return Encoder(*given)
 
-    door = Door(table)
-
-    def ask():
-        began.wait()
-        made.append(door._encoder("w"))
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len({id(each) for each in made}) == 1
+    monkeypatch.setattr("shoal.pushes.door.Encoder", make)
+    own = door._encoder("w")
+    others[0].join()
+    assert made == [own]
 
 
 def test_assigned_keys_forget_what_was_left_out_of_them_alone():

@@ -7,13 +7,14 @@ the next one decides.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from shoal.codecs.base import Codec, Given, option
-from shoal.codecs.grids import SCALE_BYTES, Block, power_of
+from shoal.codecs.grids import SCALE_BYTES, Block
 from shoal.codecs.kernels import (
     BLOCK,
     HIGHEST,
@@ -23,12 +24,12 @@ from shoal.codecs.kernels import (
     bits_of,
     blocks_bytes,
     float_of,
-    get_float,
+    get_step,
     load,
     pack,
     packed_size,
     part,
-    put_float,
+    put_step,
     unpack,
     valid,
 )
@@ -54,13 +55,13 @@ class _Floats(Codec, frozen=True):
         return float(2.0**126)
 
     @property
-    def _bits(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _bits(self) -> int: ...
 
     @property
+    @abstractmethod
     def _levels(self) -> np.ndarray:
         """The magnitudes, ascending: the first is 0."""
-        raise NotImplementedError
 
     def nbytes(self, count: int) -> int:
         return blocks_bytes(count, self.block, self._bits, SCALE_BYTES[self.scale])
@@ -171,14 +172,7 @@ def _nearest(
         step = F(float_of(top) / levels[levels.size - 1])
         if step < SMALL:
             step = F(0)
-        if power:
-            exponent = power_of(step) if step > F(0) else np.int32(0)
-            step = float_of(np.int32(exponent << np.int32(23)))
-            out[at] = np.uint8(exponent)
-            at += 1
-        else:
-            put_float(out, at, step)
-            at += 4
+        step, at = put_step(out, at, step, power)
         inverse = F(1) / step if step > F(0) else F(0)
         _round(some, inverse, lookup, middles, np.uint8(levels.size - 1), bits, of)
         if left.size:
@@ -221,14 +215,7 @@ def _decode(data: Any, into: Any, levels: Any, block: Any, bits: Any, power: Any
     for start in range(0, count, block):
         stop = min(count, start + block)
         of, some = codes[: stop - start], into[start:stop]
-        if power:
-            if data[at] > 254:
-                return start
-            step = float_of(np.int32(np.int32(data[at]) << np.int32(23)))
-            at += 1
-        else:
-            step = get_float(data, at)
-            at += 4
+        step, at = get_step(data, at, power)
         if not valid(step, most):
             return start
         size = packed_size(stop - start, bits)

@@ -19,13 +19,14 @@ from shoal.codecs.kernels import (
     blocks_bytes,
     draw,
     float_of,
-    get_float,
+    get_step,
     load,
     most_step,
     pack,
     packed_size,
     part,
     put_float,
+    put_step,
     unpack,
     valid,
 )
@@ -120,16 +121,6 @@ class QSGD(_Grid, frozen=True):
 
 
 @kernel
-def power_of(step: Any) -> Any:
-    """Return the exponent byte of the least power of two that is not less than a step."""
-    bits = bits_of(F(step))
-    exponent = np.int32(bits >> np.int32(23))
-    if bits & np.int32(0x7FFFFF):
-        exponent = np.int32(exponent + np.int32(1))
-    return min(exponent, np.int32(254))
-
-
-@kernel
 def _nearest(
     values: Any, residual: Any, gain: Any, out: Any, block: Any, bits: Any, power: Any
 ) -> Any:
@@ -146,14 +137,7 @@ def _nearest(
         step = F(float_of(top) / F(levels))
         if step < SMALL:
             step = F(0)
-        if power:
-            exponent = power_of(step) if step > F(0) else np.int32(0)
-            step = float_of(np.int32(exponent << np.int32(23)))
-            out[at] = np.uint8(exponent)
-            at += 1
-        else:
-            put_float(out, at, step)
-            at += 4
+        step, at = put_step(out, at, step, power)
         inverse = F(1) / step if step > F(0) else F(0)
         _round_nearest(some, inverse, step, up, left, of)
         size = packed_size(stop - start, bits)
@@ -246,14 +230,7 @@ def _decode(data: Any, into: Any, block: Any, bits: Any, power: Any) -> Any:
     for start in range(0, count, block):
         stop = min(count, start + block)
         of, some = codes[: stop - start], into[start:stop]
-        if power:
-            if data[at] > 254:
-                return start
-            step = float_of(np.int32(np.int32(data[at]) << np.int32(23)))
-            at += 1
-        else:
-            step = get_float(data, at)
-            at += 4
+        step, at = get_step(data, at, power)
         if not valid(step, most_step(levels)):
             return start
         size = packed_size(stop - start, bits)

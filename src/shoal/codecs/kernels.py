@@ -119,6 +119,35 @@ def get_float(data: Any, at: Any) -> Any:
 
 
 @kernel
+def _power_of(step: Any) -> Any:
+    """Return the exponent byte of the least power of two that is not less than a step."""
+    bits = bits_of(F(step))
+    exponent = np.int32(bits >> np.int32(23))
+    if bits & np.int32(0x7FFFFF):
+        exponent = np.int32(exponent + np.int32(1))
+    return min(exponent, np.int32(254))
+
+
+@kernel
+def put_step(out: Any, at: Any, step: Any, power: Any) -> Any:
+    """Write the step of a block, as a float or as a power of two; return it, and what is behind."""
+    if power:
+        exponent = _power_of(step) if step > F(0) else np.int32(0)
+        out[at] = np.uint8(exponent)
+        return float_of(np.int32(exponent << np.int32(23))), at + 1
+    put_float(out, at, step)
+    return F(step), at + 4
+
+
+@kernel
+def get_step(data: Any, at: Any, power: Any) -> Any:
+    """Read the step of a block; return it, and what is behind. The exponent 255 is infinity."""
+    if power:
+        return float_of(np.int32(np.int32(data[at]) << np.int32(23))), at + 1
+    return get_float(data, at), at + 4
+
+
+@kernel
 def most_step(levels: Any) -> Any:
     """Return the largest step of a grid with so many levels: levels * step is finite."""
     return F(F(LARGEST / F(levels)) * F(0.9999999))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.data.sampler import Sampler
     from shoal.engines.joining import init
     from shoal.pytorch.clipping import clip_grad_norm_
+    from shoal.pytorch.ddp import ddp_hook
     from shoal.pytorch.loop.module_state import broadcast
     from shoal.pytorch.optimizer import Optimizer
     from shoal.pytorch.saving import load, save
@@ -50,6 +51,7 @@ _HOMES = {
     "shoal.engines.joining": "init",
     "shoal.nn": "",
     "shoal.pytorch.clipping": "clip_grad_norm_",
+    "shoal.pytorch.ddp": "ddp_hook",
     "shoal.pytorch.loop.module_state": "broadcast",
     "shoal.pytorch.optimizer": "Optimizer",
     "shoal.pytorch.saving": "load save",
@@ -77,6 +79,7 @@ __all__ = [
     "compare",
     "connect",
     "ctr",
+    "ddp_hook",
     "handler",
     "init",
     "leases",

@@ -7,6 +7,7 @@ are ranges of hash slots.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -137,6 +138,15 @@ def splitmix64(number: Callable[[int], Any]) -> Callable[[Any], Any]:
 
 
 hash_of: Callable[[int], int] = splitmix64(int)
+
+
+def digest64(told: bytes) -> int:
+    """Return 64 bits that follow from some bytes, such as a key of random bits.
+
+    >>> digest64(b"worker 1, step 2") != digest64(b"worker 1, step 3")
+    True
+    """
+    return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")
 
 
 def slot_of(key: int) -> int:

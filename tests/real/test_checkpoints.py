@@ -100,6 +100,30 @@ def test_with_codecs_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(codecs, 
     )
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["allreduce", "onebit"],
+        ["allreduce", "powersgd:2"],
+        ["allreduce", "qsgd:4"],
+        ["diloco", "topk:0.1+int:4", "--set", "exchange=allreduce", "--set", "tau=3"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_with_codecs_among_workers_a_resumed_run_is_the_uninterrupted_one(how, tmp_path):
+    strategy, codec, *settings = how
+    more = ["--epochs", "2", "--batch-size", "32", "--seed", "3", "--codec", codec, *settings]
+    every = 20 if strategy == "allreduce" else 6
+    common = ["--strategy", strategy, *more, "--checkpoint-every", every, "--out", tmp_path]
+    whole = train("digits", *common)
+    resumed = train("--resume", whole.path, "--resume-at", every, "--out", tmp_path)
+    before, after = losses(whole), losses(resumed)
+    assert 40 < len(after) < len(before)
+    assert all(before[key] == loss for key, loss in after.items())
+    assert resumed.summary["loss"] == whole.summary["loss"]
+    assert any(event["kind"] == "codec" for event in whole.events)
+
+
 def test_dropout_and_batch_norm_resume_exactly(tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(

@@ -98,10 +98,20 @@ def test_unknown_codecs_are_refused_with_near_names():
     check_codecs({"*": "none"}, "none")
 
 
-@pytest.mark.parametrize("strategy", ["allreduce", "p2p"])
-@pytest.mark.parametrize("which", ["codec", "server_codec"])
+def test_powersgd_is_for_sums_over_the_workers():
+    check_codecs("powersgd:2", summed=True)
+    with pytest.raises(InvalidValue, match="powersgd:2' is for sums over the workers"):
+        check_codecs("powersgd:2")
+    with pytest.raises(InvalidValue, match="rank"):
+        check_codecs("powersgd:0", summed=True)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "which"),
+    [("allreduce", "server_codec"), ("p2p", "codec"), ("p2p", "server_codec")],
+)
 def test_strategies_without_servers_refuse_them(strategy, which):
     job = JobSpec(strategy=strategy, **{which: "fp16"})
-    with pytest.raises(InvalidValue, match="leave out codec 'fp16'"):
+    with pytest.raises(InvalidValue, match=r"leave out (server_)?codec 'fp16'"):
         strategies[strategy](job.strategy_options(1))
     strategies[strategy](JobSpec(strategy=strategy, **{which: "none"}).strategy_options(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inspect import signature
+from math import prod
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from msgspec.structs import fields
@@ -10,7 +11,7 @@ from msgspec.structs import fields
 from shoal.registry import unknown
 
 if TYPE_CHECKING:
-    from shoal.codecs import Codec
+    from shoal.codecs import NamedCodec
     from shoal.strategies import Strategy
 
 Record = dict[str, Any]
@@ -137,14 +138,14 @@ def _codecs() -> list[Record]:
     return [_codec(codecs[name]) for name in codecs]
 
 
-def _codec(kind: type[Codec]) -> Record:
+def _codec(kind: type[NamedCodec]) -> Record:
     codec, meanings = kind(), get_type_hints(kind, include_extras=True)
-    many = 1 << 18
+    matrix = 512, 512
     return {
         "name": kind.name,
         "summary": kind.summary,
         "paper": kind.source,
-        "bytes": round(codec.nbytes(many) / many, 3),
+        "bytes": round(codec.bytes_of(matrix) / prod(matrix), 3),
         "biased": codec.biased,
         "argument": kind.argument,
         "options": [

@@ -16,7 +16,7 @@ from shoal.client.blocking import Blocking
 from shoal.client.operations import Operations
 from shoal.client.options import ClientOptions
 from shoal.client.sums import SumsByMpi
-from shoal.collective.base import AllReduce
+from shoal.collective.base import AllGather, AllReduce
 from shoal.collective.figures import WorkerFigures
 from shoal.errors import RequestTimeout, ShoalError
 from shoal.node.driver import Driver
@@ -280,9 +280,9 @@ class Client(Operations, WorkerFigures):
     def drive(self, program: Generator[Any, Any, T]) -> T:
         """Run a strategy's generator.
 
-        The generator yields requests (`Exchange`, `AllReduce`, `Start(exchange)`, `Wait(ticket)`,
-        `DeclareTable`, `EnterBarrier`, `TakeLease`). It is sent their outcomes (the ticket of a
-        `Start`), and their errors are thrown into it.
+        The generator yields requests (`Exchange`, `AllReduce`, `AllGather`, `Start(exchange)`,
+        `Wait(ticket)`, `DeclareTable`, `EnterBarrier`, `TakeLease`). It is sent their outcomes (the
+        ticket of a `Start`), and their errors are thrown into it.
 
         Args:
             program: the generator.
@@ -315,6 +315,8 @@ class Client(Operations, WorkerFigures):
                 match request:
                     case AllReduce():
                         self._sums.sum(request.prepared(self._sums.prepare))
+                    case AllGather(data):
+                        value = Outcome(value=self._sums.gather(data))
                     case Start(DeclareTable(spec)):
                         future = self._driver.ask(DeclareTable(checked(spec)))
                         self._tickets[future.request_id] = future

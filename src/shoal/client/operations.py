@@ -29,8 +29,8 @@ from shoal.protocol.messages.membership import Group
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, SaveCheckpoint
 from shoal.protocol.views import View
 from shoal.pushes import Door
-from shoal.pushes.encoder import LayerFigures
 from shoal.storage.run_folder import folder_of
+from shoal.tables.encoding import LayerFigures
 from shoal.tables.opening import checked, registered
 from shoal.tables.spec import TableSpec
 

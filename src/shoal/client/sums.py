@@ -13,8 +13,10 @@ from shoal.errors import RingBroken, ShoalError
 from shoal.node.driver import Driver
 from shoal.node.future import Future
 from shoal.protocol.machine import Outcome
+from shoal.protocol.requests import Gather
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 
@@ -36,6 +38,10 @@ class Sums(Protocol):
         """Carry out a request, and wait."""
         ...
 
+    def gather(self, data: np.ndarray) -> memoryview:
+        """Return the bytes of all workers, by rank: as many of each."""
+        ...
+
     def begin(self, asked: Any) -> Future:
         """Begin a request."""
         ...
@@ -50,6 +56,14 @@ class SumsByRing:
 
     def sum(self, asked: Any) -> None:
         self._driver.run(asked).result()
+
+    def gather(self, data: np.ndarray) -> memoryview:
+        future = self._driver.run(Gather(data.data))
+        future.result()
+        outcome = future.outcome
+        assert outcome is not None
+        gathered: memoryview = outcome.value
+        return gathered
 
     def begin(self, asked: Any) -> Future:
         return self._driver.ask(asked, pump=True)
@@ -67,6 +81,7 @@ class SumsByMpi:
         self._mpi = MpiSums(comm, workers, self._stopped)
         self.prepare = self._mpi.prepare
         self.sum = self._mpi.sum
+        self.gather = self._mpi.gather
 
     def _stopped(self) -> ShoalError | None:
         """Return why a sum that is under way will not end."""

@@ -15,7 +15,15 @@ or messages.
 (7, [1.0, 0.5, -0.25])
 """
 
-from shoal.codecs.base import Codec, residual_of
-from shoal.codecs.named import codec_of, codecs, pulled_codec_of
+from shoal.codecs.base import Codec, NamedCodec, residual_of
+from shoal.codecs.named import codec_of, codecs, pulled_codec_of, summed_codec_of
 
-__all__ = ["Codec", "codec_of", "codecs", "pulled_codec_of", "residual_of"]
+__all__ = [
+    "Codec",
+    "NamedCodec",
+    "codec_of",
+    "codecs",
+    "pulled_codec_of",
+    "residual_of",
+    "summed_codec_of",
+]

@@ -1,8 +1,9 @@
-"""Codec: the contract, which `shoal.testing.codecs` checks."""
+"""Codec: the contract, which `shoal.testing.codecs` checks; and what all codecs have."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from math import prod
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
@@ -44,17 +45,14 @@ def residual_of(count: int) -> np.ndarray:
     return memory[start : start + 4 * count].view(np.float32)
 
 
-class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A way to encode n float32 values in fewer bytes. Its fields are its options.
-
-    A subclass gives `biased`, `nbytes`, `_encode` and `_decode`, and the class variables.
+class NamedCodec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a text such as "int:8" describes. Its fields are its options.
 
     Attributes:
         name: the name.
         argument: the option whose value stands behind the name without its own: "bits" in "int:8".
         summary: what it does, in a line.
         source: the paper, with its section.
-        draws: whether it draws random bits.
         stateless: whether its error is small beside each block's largest value, so that values
             without a residual are of use.
         after: the clock at which a worker begins to use it; before, values travel as they are.
@@ -64,10 +62,14 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     argument: ClassVar[str] = ""
     summary: ClassVar[str]
     source: ClassVar[str] = ""
-    draws: ClassVar[bool] = False
     stateless: ClassVar[bool] = False
 
     after: Annotated[int, option("clock (step) of a worker from which it is used", ge=0)] = 0
+
+    @property
+    def begins_at(self) -> int:
+        """The clock from which it is used; before, values travel as they are."""
+        return self.after
 
     @property
     @abstractmethod
@@ -78,8 +80,40 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """
 
     @abstractmethod
+    def bytes_of(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes of a tensor of this shape."""
+
+    def __str__(self) -> str:
+        shown = [self.name]
+        for each in msgspec.structs.fields(self):
+            value = getattr(self, each.name)
+            if each.name == self.argument:
+                shown.append(f"{value:g}" if isinstance(value, float) else f"{value}")
+            elif value != each.default:
+                shown.append(f"{each.name}={value}")
+        return ":".join(shown)
+
+
+class Codec(NamedCodec, frozen=True):
+    """A way to encode n float32 values in fewer bytes.
+
+    A subclass gives `biased`, `nbytes`, `_encode` and `_decode`, and the class variables.
+
+    Attributes:
+        draws: whether it draws random bits.
+        summed: the dtype of its encoded values if the mean of encodings is the encoding of the
+            mean, so that an allreduce sums them as they are; "" if they have to be decoded first.
+    """
+
+    draws: ClassVar[bool] = False
+    summed: ClassVar[str] = ""
+
+    @abstractmethod
     def nbytes(self, count: int) -> int:
         """Return the bytes of `count` encoded values."""
+
+    def bytes_of(self, shape: tuple[int, ...]) -> int:
+        return self.nbytes(prod(shape))
 
     @abstractmethod
     def _encode(self, values: Given, into: np.ndarray) -> int:
@@ -89,10 +123,9 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
         """Decode, and return FINE or the first element of a block that no encoder has written."""
 
-    @property
-    def begins_at(self) -> int:
-        """The clock from which it is used; before, values travel as they are."""
-        return self.after
+    def head(self, count: int) -> int:
+        """Return the bytes before the values that are `summed`; equal keys give equal ones."""
+        return 0
 
     @property
     def largest(self) -> float:
@@ -193,16 +226,6 @@ class Codec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         """
         self.give_back(data, residual)
         subtract(values, residual, gain)
-
-    def __str__(self) -> str:
-        shown = [self.name]
-        for each in msgspec.structs.fields(self):
-            value = getattr(self, each.name)
-            if each.name == self.argument:
-                shown.append(f"{value:g}" if isinstance(value, float) else f"{value}")
-            elif value != each.default:
-                shown.append(f"{each.name}={value}")
-        return ":".join(shown)
 
 
 def subtract(values: np.ndarray, residual: np.ndarray, gain: float) -> None:

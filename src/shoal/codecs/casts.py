@@ -41,6 +41,7 @@ class FP16(_Cast, frozen=True):
     """
 
     stateless = True
+    summed = "float16"
     name = "fp16"
     summary = "half precision: 11 bits of mantissa, up to 65504"
     source = "IEEE 754, binary16"
@@ -60,6 +61,7 @@ class BF16(_Cast, frozen=True):
     """
 
     stateless = True
+    summed = "bfloat16"
     name = "bf16"
     summary = "bfloat16: 8 bits of mantissa, the range of float32"
     source = "Kalamkar 2019, section 3"

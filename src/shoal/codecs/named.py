@@ -4,32 +4,56 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.codecs.base import Codec
+from shoal.codecs.base import Codec, NamedCodec
 from shoal.codecs.casts import BF16, FP16
 from shoal.codecs.floats import FP4, FP8
 from shoal.codecs.grids import QSGD, Int
 from shoal.codecs.natural import Natural
+from shoal.codecs.power import PowerSGD
 from shoal.codecs.signs import OneBit, Sign, Ternary
 from shoal.codecs.sparse import Chain, RandomK, Sparse, TopK
 from shoal.errors import InvalidValue
 from shoal.registry import Registry, unknown
 
-codecs: Registry[type[Codec]] = Registry("codec")
-for _codec in (FP16, BF16, FP8, FP4, Int, QSGD, Natural, Ternary, OneBit, Sign, TopK, RandomK):
+codecs: Registry[type[NamedCodec]] = Registry("codec")
+_ALL: tuple[type[NamedCodec], ...] = (
+    *(FP16, BF16, FP8, FP4, Int, QSGD, Natural, Ternary, OneBit, Sign, TopK, RandomK),
+    PowerSGD,
+)
+for _codec in _ALL:
     codecs.add(_codec.name, _codec)
 
 
 def codec_of(text: str) -> Codec:
-    """Return the codec that a text describes.
+    """Return the codec that a text describes, for values that are pushed to servers.
 
     Raises:
         UnknownName: no such codec, or it has no such option.
-        InvalidValue: a value of the wrong type, or out of its range.
+        InvalidValue: a value of the wrong type, or out of its range; or the codec is for sums over
+            the workers only.
 
     >>> codec_of("int:4:scale=power")
     Int(bits=4, scale='power', block=512, after=0)
     >>> str(codec_of("int:bits=4:block=64")), str(codec_of("int"))
     ('int:4:block=64', 'int:8')
+    """
+    codec = summed_codec_of(text)
+    if not isinstance(codec, Codec):
+        raise InvalidValue(
+            f"codec {text!r} is for sums over the workers: strategy 'allreduce', those with set "
+            "exchange=allreduce, and shoal.ddp_hook. Servers add up what is pushed, one by one"
+        )
+    return codec
+
+
+def summed_codec_of(text: str) -> NamedCodec:
+    """Return the codec that a text describes, for values that are summed over the workers.
+
+    Raises:
+        UnknownName, InvalidValue: as `codec_of`.
+
+    >>> summed_codec_of("powersgd:4")
+    PowerSGD(rank=4, after=0)
     """
     before, plus, behind = text.partition("+")
     if plus:

@@ -158,7 +158,11 @@ class RandomK(Sparse, frozen=True):
     summary = "sends a random one of each 1 / share values, and no indices; the others wait"
     source = "Stich 2018, definition 2.1"
     draws = True
+    summed = "float32"
     # fmt: on
+
+    def head(self, count: int) -> int:
+        return self.places_bytes(count)
 
     def places_bytes(self, count: int) -> int:
         return 8 if count else 0

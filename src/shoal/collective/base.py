@@ -1,4 +1,4 @@
-"""AllReduce: the request of a collective that strategies yield."""
+"""AllReduce and AllGather: the requests of collectives that strategies yield."""
 
 from __future__ import annotations
 
@@ -7,9 +7,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 Collective = Literal["ring", "mpi"]  # what sums tensors over the workers
+
+
+@dataclass(slots=True, frozen=True)
+class AllGather:
+    """The request that a strategy yields for the bytes of all workers.
+
+    Its outcome has the bytes of all workers as its value, by rank, which must not change.
+
+    Attributes:
+        data: (n,) uint8, with the same n on all workers.
+    """
+
+    data: np.ndarray
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Allreduce by MPI, among workers that are its ranks: `--collective mpi`."""
+"""Allreduce and allgather by MPI, among workers that are its ranks: `--collective mpi`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from shoal.errors import InvalidValue, PackageMissing, RingBroken, ShoalError
 from shoal.extras import require
@@ -44,7 +46,7 @@ class MpiSum:
 
 
 class MpiSums:
-    """MPI's Allreduce, in place, in a thread of its own.
+    """MPI's Allreduce, in place, and its Allgather, in a thread of its own.
 
     A call of MPI returns only when all ranks have come. The thread has it, so that the worker can
     leave when the run ends with an error; the process has to end then, since MPI keeps the memory.
@@ -68,7 +70,8 @@ class MpiSums:
         self._workers = workers
         self._stopped = stopped
         self._ops: dict[str, Any] = {}  # by dtype
-        self._asked: SimpleQueue[tuple[MpiSum, Event, list[Exception]]] = SimpleQueue()
+        self._gathers: set[int] = set()  # numbers of bytes that the ranks have compared
+        self._asked: SimpleQueue[tuple[Callable[[], None], Event, list[Exception]]] = SimpleQueue()
         Thread(target=self._serve, name="shoal-mpi", daemon=True).start()
 
     def prepare(self, tensor: Tensor, mean: bool) -> MpiSum:
@@ -99,21 +102,35 @@ class MpiSums:
             RingBroken: MPI has failed, or a worker has left.
             ShoalError: the run has ended meanwhile, with this error.
         """
+        self._do(partial(self._all_reduce, asked))
+
+    def gather(self, data: np.ndarray) -> memoryview:
+        """Return the bytes of all workers, by rank, and wait for that.
+
+        Raises:
+            InvalidValue, RingBroken, ShoalError: as `sum`.
+        """
+        gathered = np.empty((self._workers, len(data)), np.uint8)
+        self._do(partial(self._all_gather, data, gathered))
+        return gathered.reshape(-1).data
+
+    def _do(self, job: Callable[[], None]) -> None:
+        """Let the thread do a job, and wait."""
         done, errors = Event(), list[Exception]()
-        self._asked.put((asked, done, errors))
+        self._asked.put((job, done, errors))
         while not done.wait(CHECK_S):
             if error := self._stopped():
                 raise error
         if errors and isinstance(errors[0], ShoalError):
             raise errors[0]
         if errors:
-            raise RingBroken(f"MPI's allreduce has failed: {errors[0]}")
+            raise RingBroken(f"MPI's collective has failed: {errors[0]}")
 
     def _serve(self) -> None:
         while True:
-            asked, done, errors = self._asked.get()
+            job, done, errors = self._asked.get()
             try:
-                self._all_reduce(asked)
+                job()
             except Exception as error:  # mpi4py's classes
                 errors.append(error)
             done.set()
@@ -122,7 +139,8 @@ class MpiSums:
         from mpi4py import MPI
 
         if not asked.agreed:
-            self._agree(asked)
+            self._agree(asked.what)
+            asked.agreed = True
         values = asked.reduce.values
         step = PIECE * asked.datatype.Get_size()
         for at in range(0, values.nbytes, step):
@@ -131,9 +149,19 @@ class MpiSums:
         if values.nbytes:
             asked.reduce.finish(values, self._workers)
 
-    def _agree(self, asked: MpiSum) -> None:
-        """Refuse a sum that is not the one that the other ranks ask for."""
-        mine = asked.what.encode().ljust(WHAT_BYTES)[:WHAT_BYTES]
+    def _all_gather(self, data: np.ndarray, into: np.ndarray) -> None:
+        if len(data) not in self._gathers:
+            self._agree(f"allgather of {len(data)} bytes")
+            self._gathers.add(len(data))
+        for at in range(0, len(data), PIECE):
+            piece = into[:, at : at + PIECE]
+            gathered = np.empty(piece.shape, np.uint8)
+            self._comm.Allgather(data[at : at + PIECE], gathered)
+            piece[:] = gathered
+
+    def _agree(self, what: str) -> None:
+        """Refuse a collective that is not the one that the other ranks ask for."""
+        mine = what.encode().ljust(WHAT_BYTES)[:WHAT_BYTES]
         every = bytearray(WHAT_BYTES * self._workers)
         self._comm.Allgather(mine, every)
         said = [every[at : at + WHAT_BYTES] for at in range(0, len(every), WHAT_BYTES)]
@@ -141,9 +169,8 @@ class MpiSums:
             if other != mine:
                 raise InvalidValue(
                     f"rank {rank} of MPI asks for the {other.decode().strip()}, and this one for "
-                    f"the {asked.what}"
+                    f"the {what}"
                 )
-        asked.agreed = True
 
 
 def _add(add: Callable[[memoryview, memoryview], None], other: Any, into: Any, _: Any) -> None:

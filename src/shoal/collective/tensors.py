@@ -8,20 +8,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.collective.base import AllReduce
+from shoal.collective.base import AllGather, AllReduce
 from shoal.errors import InvalidValue
-from shoal.protocol.requests import Reduce
+from shoal.protocol.requests import Gather, Reduce
 from shoal.tables.values import bytes_of
 
 Array = Callable[[memoryview], "np.ndarray | Tensor"]
 
 
-def prepared(asked: AllReduce) -> Reduce:
-    """Return the request that sums the tensor of a strategy's allreduce, made once.
+def prepared(asked: AllReduce | AllGather) -> Reduce | Gather:
+    """Return the request of a strategy's collective; that of an allreduce is made once.
 
     Raises:
         InvalidValue: as `reduce_of` says.
     """
+    if isinstance(asked, AllGather):
+        return Gather(asked.data.data)
     request: Reduce = asked.prepared(reduce_of)
     return request
 

@@ -139,6 +139,18 @@ class Reduce(msgspec.Struct, frozen=True):
     finish: Callable[[memoryview, int], None] = lambda into, workers: None
 
 
+class Gather(msgspec.Struct, frozen=True):
+    """Take the bytes of all workers, of one length. All workers ask for the same in the same order.
+
+    Resolved with the bytes of all workers in one memory, by rank.
+
+    Attributes:
+        values: the bytes of this worker, copied at once.
+    """
+
+    values: memoryview
+
+
 class NeighbourExchange(msgspec.Struct, frozen=True):
     """Send values to this worker's neighbours, and take theirs. Resolved with a `Neighbourhood`.
 

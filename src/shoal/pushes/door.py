@@ -14,10 +14,10 @@ from shoal.errors import NotFinite, RoundClosed, UsageError
 from shoal.protocol.layout import Layout
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, Forget, PullOp, PushOp
-from shoal.pushes.encoder import Encoder, LayerFigures, Undo
+from shoal.pushes.encoder import Encoder, Undo
 from shoal.pushes.finite import Finite
 from shoal.tables.dense.rows import DTYPES
-from shoal.tables.encoding import Encoding
+from shoal.tables.encoding import Encoding, LayerFigures
 from shoal.tables.spec import TableSpec
 
 _UNKNOWN = object()  # of a table that no exchange has named yet

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from hashlib import blake2b
 from math import sqrt
 from struct import pack
 
@@ -18,33 +17,12 @@ import torch
 
 from shoal.codecs import residual_of
 from shoal.errors import InvalidValue, NotFinite
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, digest64
 from shoal.protocol.requests import PushOp
 from shoal.tables.consistency import Cover
 from shoal.tables.dense.rows import DTYPES
-from shoal.tables.encoding import Encoding, Fragment, FragmentValues, Measured
+from shoal.tables.encoding import Encoding, Fragment, FragmentValues, LayerFigures, Measured
 from shoal.tables.spec import TableSpec
-
-
-class LayerFigures(msgspec.Struct, frozen=True):
-    """What a codec made of a layer in one push.
-
-    Attributes:
-        table: the table.
-        layer: the name of the layer; its table has one if it is empty.
-        codec: the codec.
-        raw_bytes: the bytes of the values.
-        encoded_bytes: the bytes that were sent.
-        error: the relative error ||x - decoded|| / ||x||, x being the values with the residual.
-    """
-
-    table: str
-    layer: str
-    codec: str
-    raw_bytes: int
-    encoded_bytes: int
-    error: float
-
 
 Undo = list[tuple[int, FragmentValues]]  # of each fragment of a push: its number, and its values
 
@@ -177,7 +155,7 @@ class Encoder:
             self._clock, self._count = clock, 0
         name = self.spec.name.encode()
         told = pack("<4q", self._seed, self._rank(), clock, self._count) + name
-        return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")
+        return digest64(told)
 
     # ------------------------------------------------------------------ what does not count
 

@@ -76,6 +76,7 @@ class FlatParams:
         groups: the number of the parameter group of each buffer.
         spans: the start of each parameter with its name and shape, by buffer; with the codec
             "exact" for vectors and small parameters.
+        shapes: the shape of each parameter, by buffer.
         absent: the numbers of the parameters without a gradient, by buffer; only for buffers that
             have some. `collect` sets it.
         idle: the buffers whose parameters are all frozen.
@@ -104,6 +105,7 @@ class FlatParams:
         self.places: list[Place] = []
         self.groups: dict[str, int] = {}
         self.spans: dict[str, tuple[Span, ...]] = {}
+        self.shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
         self.absent: dict[str, tuple[int, ...]] = {}
         self._stale: set[int] | None = set()  # numbers of places with old gradients; None: all
         groups = groups_of(parameters)
@@ -135,10 +137,11 @@ class FlatParams:
             parameter.data = value
             self.places.append(Place(parameter, buffer, rows, number, value, grad))
             told = f"{self.names[parameter]} {_told(parameter)}"
-            codec = "" if parameter.ndim > 1 and parameter.numel() >= ENCODED_LEAST else "exact"
+            codec = "" if is_encoded(parameter) else "exact"
             spans.append(Span(offset, told[:200] if named else "", codec))
             offset += -(-parameter.numel() // ALIGN) * ALIGN
         self.spans[buffer] = tuple(spans)
+        self.shapes[buffer] = tuple(tuple(each.shape) for each in parameters)
         self.values[buffer] = torch.from_numpy(values).view(dtype)
         self.wires[buffer] = torch.from_numpy(wire).view(dtype)
         self.grads[buffer] = self.wires[buffer][:-WIRE_TAIL]
@@ -344,3 +347,8 @@ def _copy(into: list[Tensor], given: list[Tensor]) -> None:
         return
     for place, gradient in zip(into, given, strict=True):
         place.copy_(gradient if gradient.layout is torch.strided else gradient.to_dense())
+
+
+def is_encoded(parameter: Tensor) -> bool:
+    """Return whether codecs that are not for a certain parameter encode this one."""
+    return parameter.ndim > 1 and parameter.numel() >= ENCODED_LEAST

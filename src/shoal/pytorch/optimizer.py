@@ -146,6 +146,7 @@ class Optimizer(torch.optim.Optimizer):
             nonfinite=nonfinite,
             codec=codec,
             server_codec=server_codec,
+            seed=self._context.client.options.seed,
             **chosen,
         )
         self._strategy = made = kind(options)

@@ -43,7 +43,7 @@ AXES = (
 RUNS_MAX = 10_000
 FOLDER_LENGTH = 100
 # axes that do not apply to a cell without servers
-OF_SERVERS = ("servers", "replicas", "codec", "server_codec")
+OF_SERVERS = ("servers", "replicas", "server_codec")
 WEIGHTS = ("model", "layers", "init", "dtype")  # fields that determine a model's initial weights
 Values = Mapping[str, Any]
 
@@ -333,6 +333,7 @@ def applies(axis: str, strategy: str) -> bool:
         "staleness": strategy == "ssp",
         "apply_at": strategy == "ssp",
         **dict.fromkeys(OF_SERVERS, kind.traits.uses_servers),
+        "codec": kind.traits.encodes,
         "redundancy": kind.traits.allows_redundancy,
     }.get(axis, True)
 

@@ -127,6 +127,7 @@ class JobSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
             redundancy=self.redundancy,
             codec=self.codec,
             server_codec=self.server_codec,
+            seed=self.seed,
             settings=self.set,
         )
 

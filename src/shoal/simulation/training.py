@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.collective.base import AllReduce
+from shoal.collective.base import AllGather, AllReduce
 from shoal.collective.figures import WorkerFigures
 from shoal.collective.tensors import prepared
 from shoal.errors import InvalidValue, ShoalError
@@ -294,7 +294,7 @@ def raising(program: Program) -> Program:
         except StopIteration as stop:
             return stop.value
         match request:
-            case AllReduce():
+            case AllReduce() | AllGather():
                 request = prepared(request)
             case DeclareTable(spec) | Start(DeclareTable(spec)):
                 checked(spec)

@@ -11,9 +11,9 @@ on the worker's own parameters.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from math import isclose, nan
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.errors import UsageError
 from shoal.strategies.base import (
@@ -27,9 +27,20 @@ from shoal.strategies.base import (
     names_of,
     strategies,
 )
-from shoal.strategies.reduction import Mean, WeightedMean, leave_together, spread_values
+from shoal.strategies.reduced_buffers import codecs_of
+from shoal.strategies.reduction import (
+    CODECS,
+    Mean,
+    WeightedMean,
+    codec_state,
+    leave_together,
+    spread_values,
+)
 from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
+
+if TYPE_CHECKING:
+    from shoal.tables.encoding import LayerFigures
 
 RATES_NEAR = 0.02  # relative tolerance: rates travel in a buffer's dtype, such as bfloat16
 
@@ -43,7 +54,7 @@ class AllReduceSGD(Strategy):
 
     State: the parameters, the access method's slots and the number of updates. The latter two are
     in `state_dict`; with `StrategyOptions.update` the slots are the caller's. The state is the same
-    on all workers.
+    on all workers, except what a codec has left out of a worker's gradients.
 
     Args:
         options: the optimizer (`access`) and the usual batch weight (`batch`).
@@ -67,6 +78,7 @@ class AllReduceSGD(Strategy):
         super().__init__(options)
         self._optimizer = WorkerOptimizer(options)
         self._gradients: WeightedMean | None = None
+        self._kept: Mapping[str, Any] = {}  # what codecs have kept in an earlier run
         self._wrote = ""  # the parameters that the caller has written to since the last step
 
     @property
@@ -80,7 +92,9 @@ class AllReduceSGD(Strategy):
     def begin(self, model: Model, rank: int, clock: int = 0) -> Program:
         yield from self.spread(model, rank == 0)
         self._optimizer.bind(model, model.grads)
-        self._gradients = WeightedMean(model.wires, model.spans, tuple(model.idle))
+        codecs = codecs_of(model, self.options)
+        self._gradients = WeightedMean(model.wires, model.spans, tuple(model.idle), codecs)
+        self._gradients.load_state_dict(self._kept)
 
     def spread(self, model: Model, writes: bool) -> Program:
         """Replace the parameters by those of the worker that `writes`."""
@@ -130,10 +144,16 @@ class AllReduceSGD(Strategy):
     def end(self, model: Model) -> Program:
         yield from leave_together(self.options.prefix)
 
+    def codec_figures(self) -> list[LayerFigures]:
+        return [] if self._gradients is None else self._gradients.codec_figures()
+
     def state_dict(self) -> dict[str, Any]:
-        return self._optimizer.state_dict()
+        return {**self._optimizer.state_dict(), **codec_state(self._gradients, self._kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept = state.get(CODECS, {})
+        if self._gradients is not None:
+            self._gradients.load_state_dict(self._kept)
         self._optimizer.load_state_dict(state)
 
 

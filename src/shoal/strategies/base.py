@@ -9,7 +9,7 @@ without torch, so that command lines list and check strategies without delay.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -22,6 +22,8 @@ from shoal.tables.spec import Access, Span, TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from shoal.tables.encoding import LayerFigures
 
 Program = Generator[Any, Any, Any]
 Numbers = Mapping[str, tuple[int, ...]]  # by buffer, numbers of parameters
@@ -38,6 +40,7 @@ class Model(Protocol):
         grads: by buffer, (n,) gradients.
         wires: by buffer, (n + WIRE_TAIL,): the gradients with room for figures that travel along.
         spans: by buffer, the beginning and the name of each parameter; none if they are unknown.
+        shapes: by buffer, the shape of each parameter in `spans`.
         absent: by buffer, the numbers of the parameters that the last batch gave no gradient. They
             are not updated, and their `grads` are 0.
         idle: the buffers whose parameters are all frozen.
@@ -49,6 +52,8 @@ class Model(Protocol):
 
     @property
     def spans(self) -> Mapping[str, tuple[Span, ...]]: ...
+    @property
+    def shapes(self) -> Mapping[str, Sequence[tuple[int, ...]]]: ...
     @property
     def absent(self) -> Numbers: ...
     @property
@@ -100,8 +105,10 @@ class StrategyOptions:
         start_clock: the clock of the resumed checkpoint; 0 for a new run.
         redundancy: the number of workers that get each block of the data.
         nonfinite: the treatment of a push with a NaN or an infinity, as in `TableSpec`.
-        codec: the codec of the pushes, or codecs by layer (`strategies.layer_codecs`); "" for none.
+        codec: the codec of pushes, or of what workers average among themselves; or codecs by layer
+            (`strategies.layer_codecs`); "" for none.
         server_codec: the codec of the parameters that workers pull; "" for none.
+        seed: the seed of the random bits of codecs without servers.
         settings: the settings of the strategy (`Strategy.Settings`), by name.
     """
 
@@ -119,6 +126,7 @@ class StrategyOptions:
     nonfinite: Literal["reject", "zero", "allow"] = "reject"
     codec: str | Mapping[str, str] = ""
     server_codec: str = ""
+    seed: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -147,6 +155,7 @@ class Traits:
             same batches.
         skips_closed_rounds: whether a worker skips the batches of rounds that closed without it.
         survives_worker_loss: whether training without servers continues when a worker is lost.
+        encodes: whether codecs can encode what workers push, or average among themselves.
         idle_rounds: the number of rounds without batches at the end of an epoch, if in step.
         state: the place of the strategy's state, and whether a checkpoint has it; for the docs.
         late_workers: the treatment of late workers, by `--on-timeout`; for the docs.
@@ -160,6 +169,7 @@ class Traits:
     replicates_batches: bool = False
     skips_closed_rounds: bool = False
     survives_worker_loss: bool = False
+    encodes: bool = True
     idle_rounds: int = 1
     state: str = ""
     late_workers: str = ""
@@ -202,14 +212,22 @@ class Strategy(ABC):
         self.options = options
         self.settings: Any = settings_of(self.name, self.Settings, options.settings)
         self.traits = self.traits_with(options.settings)
-        codec = options.codec_name
-        if codec and not self.traits.uses_servers:
-            raise InvalidValue(
-                f"strategy {self.name!r} has its parameters on workers, and codecs are for pushes "
-                f"to servers and pulls from them: leave out codec {codec!r}"
-            )
+        self._check_codecs()
         self.rates: Mapping[str, float] = {}
         self.clock = 0
+
+    def _check_codecs(self) -> None:
+        codec, pulled = self.options.codec_name, self.options.server_codec
+        if codec and not self.traits.encodes:
+            raise InvalidValue(
+                f"strategy {self.name!r} sends parameters from worker to worker, and codecs are for "
+                f"pushes to servers and for sums over the workers: leave out codec {codec!r}"
+            )
+        if pulled not in ("", "none") and not self.traits.uses_servers:
+            raise InvalidValue(
+                f"strategy {self.name!r} has its parameters on workers, and server_codec is for "
+                f"what workers pull from servers: leave out server_codec {pulled!r}"
+            )
 
     @classmethod
     def traits_with(cls, settings: Mapping[str, Any]) -> Traits:
@@ -315,6 +333,13 @@ class Strategy(ABC):
     def end(self, model: Model) -> Program:
         """Read the final parameters into the model."""
         yield from ()
+
+    def codec_figures(self) -> list[LayerFigures]:
+        """Return what codecs made of one mean over the workers, by layer, and measure the next one.
+
+        What is pushed to servers is the client's to measure.
+        """
+        return []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the strategy's state on this worker: names to tensors, numbers or further states.

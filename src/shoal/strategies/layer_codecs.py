@@ -87,8 +87,13 @@ def check_patterns(layers: Sequence[Sequence[Span]], codecs: Codecs) -> None:
             raise unknown("parameter, as a pattern of codecs", pattern, names)
 
 
-def check_codecs(codecs: Codecs, server_codec: str = "") -> None:
-    """Refuse codecs that do not exist, and those that are not for pulls.
+def check_codecs(codecs: Codecs, server_codec: str = "", summed: bool = False) -> None:
+    """Refuse codecs that do not exist, and those that are not for pushes or pulls.
+
+    Args:
+        codecs: the codecs of what is pushed, or of what is summed over the workers.
+        server_codec: the codec of what is pulled.
+        summed: whether there are no servers.
 
     Raises:
         UnknownName, InvalidValue: as `codec_of`; or the codec for pulls leaves something out.
@@ -96,9 +101,9 @@ def check_codecs(codecs: Codecs, server_codec: str = "") -> None:
     texts = {codecs} if isinstance(codecs, str) else {*codecs.values()}
     if not (texts | {server_codec}) - {"", "none"}:
         return
-    from shoal.codecs import codec_of, pulled_codec_of  # compile loops, and few jobs have codecs
+    from shoal.codecs import codec_of, pulled_codec_of, summed_codec_of  # compile loops: seconds
 
     for each in texts - {"", "none"}:
-        codec_of(each)
+        (summed_codec_of if summed else codec_of)(each)
     if server_codec not in ("", "none"):
         pulled_codec_of(server_codec)

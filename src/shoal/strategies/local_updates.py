@@ -35,7 +35,14 @@ from shoal.strategies.base import (
     Traits,
     strategies,
 )
-from shoal.strategies.reduction import WeightedMean, leave_together, spread_values
+from shoal.strategies.reduced_buffers import codecs_of
+from shoal.strategies.reduction import (
+    CODECS,
+    WeightedMean,
+    codec_state,
+    leave_together,
+    spread_values,
+)
 from shoal.strategies.settings import ExchangeBy, StrategySettings, Tau, setting
 from shoal.strategies.table_ops import TableOps, table_specs
 from shoal.strategies.worker_optimizer import WorkerOptimizer
@@ -44,6 +51,8 @@ from shoal.tables.spec import Access, Span, TableSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from shoal.tables.encoding import LayerFigures
 
 
 # fmt: off
@@ -88,6 +97,7 @@ class LocalUpdates(Strategy):
         self._ops: TableOps | None = None
         self._moved: dict[str, Tensor] = {}  # by buffer: the displacement, which is pushed
         self._before: dict[str, Tensor] = {}  # by buffer: the parameters of the last exchange
+        self._kept: Mapping[str, Any] = {}  # what codecs have kept in an earlier run
         self._weight = 0.0  # the weight of the batches since then
         self._steps = 0
 
@@ -137,7 +147,9 @@ class LocalUpdates(Strategy):
         self._before = {buffer: torch.clone(values) for buffer, values in model.values.items()}
         self._weight, self._steps = 0.0, 0
         if not self.traits.uses_servers:
-            self._mean = WeightedMean(wires, model.spans, tuple(model.idle))
+            codecs = codecs_of(model, self.options)
+            self._mean = WeightedMean(wires, model.spans, tuple(model.idle), codecs)
+            self._mean.load_state_dict(self._kept)
             self._outer = self._outer or self._new_outer()
             self._outer.bind(_Parameters(self._before, model.spans), self._moved)
 
@@ -238,11 +250,17 @@ class LocalUpdates(Strategy):
         else:
             yield from leave_together(self.options.prefix)
 
+    def codec_figures(self) -> list[LayerFigures]:
+        return [] if self._mean is None else self._mean.codec_figures()
+
     def state_dict(self) -> dict[str, Any]:
         outer = {"outer": self._outer.state_dict()} if self._outer is not None else {}
-        return {**self._inner.state_dict(), **outer}
+        return {**self._inner.state_dict(), **outer, **codec_state(self._mean, self._kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept = state.get(CODECS, {})
+        if self._mean is not None:
+            self._mean.load_state_dict(self._kept)
         self._inner.load_state_dict(state)
         if not self.traits.uses_servers:
             self._outer = self._new_outer()

@@ -81,6 +81,7 @@ class PeerToPeer(Strategy):
         sends_gradients=False,
         allows_redundancy=True,
         survives_worker_loss=True,
+        encodes=False,
         state="on each worker; checkpoints have it, while all workers have batches",
         late_workers=(
             "late neighbours are waited for; drop: the others go on without them until they are "

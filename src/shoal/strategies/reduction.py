@@ -8,32 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shoal.collective.base import AllReduce
 from shoal.protocol.requests import EnterBarrier
-from shoal.strategies.base import NONE, WIRE_TAIL, Model, Numbers, Program
+from shoal.strategies.base import NONE, Model, Numbers, Program
+from shoal.strategies.reduced_buffers import CodecsOfBuffer, EncodedBuffer, ReducedBuffer
 from shoal.tables.spec import Span
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from shoal.tables.encoding import LayerFigures
 
-@dataclass(frozen=True)
-class _Group:
-    """The values of one buffer, prepared for all steps.
-
-    Attributes:
-        buffer: the name of the buffer.
-        values: the values of the buffer, a view of the memory that is reduced.
-        tail: the elements behind the values. Their means over the workers are the weight, the share
-            of workers that lack a gradient, the share that raise the flag, the share that have a
-            gradient in an idle buffer, and the learning rate times the weight.
-        told: the memory in which this worker prepares its `tail`.
-        reduction: the allreduce of the values and the tail.
-    """
-
-    buffer: str
-    values: Tensor
-    tail: Tensor
-    told: Tensor
-    reduction: AllReduce
+CODECS = "codecs"  # in the state of a strategy: what its codecs keep
 
 
 @dataclass(frozen=True)
@@ -76,6 +60,8 @@ class WeightedMean:
         wires: by buffer, (n + WIRE_TAIL,): the values, with room behind them.
         spans: by buffer, the beginning of each parameter.
         idle: the buffers whose parameters are all frozen.
+        codecs: by buffer, the codecs of its parameters (`reduced_buffers.codecs_of`); others travel
+            as they are.
     """
 
     def __init__(
@@ -83,23 +69,19 @@ class WeightedMean:
         wires: Mapping[str, Tensor],
         spans: Mapping[str, Sequence[Span]] = {},
         idle: Sequence[str] = (),
+        codecs: Mapping[str, CodecsOfBuffer] = {},
     ) -> None:
-        import torch
-
         self._spans = spans
-        groups = [
-            _Group(
-                buffer,
-                wire[:-WIRE_TAIL],
-                wire[-WIRE_TAIL:],
-                torch.empty(WIRE_TAIL, dtype=torch.float64),
-                AllReduce(wire, mean=True),
-            )
+        self._encoded = {
+            buffer: EncodedBuffer(buffer, wires[buffer], of) for buffer, of in codecs.items()
+        }
+        buffers = [
+            self._encoded.get(buffer) or ReducedBuffer(buffer, wire)
             for buffer, wire in sorted(wires.items())
         ]
-        self._used = [group for group in groups if group.buffer not in idle]
-        self._idle = [group for group in groups if group.buffer in idle]
-        self._left_out = {group.buffer: self._numbers(group) for group in self._idle}
+        self._used = [each for each in buffers if each.name not in idle]
+        self._idle = [each for each in buffers if each.name in idle]
+        self._left_out = {each.name: self._numbers(each) for each in self._idle}
 
     def over_workers(
         self,
@@ -108,84 +90,118 @@ class WeightedMean:
         flag: bool = False,
         rates: Mapping[str, float] = {},
     ) -> Generator[Any, Any, Mean]:
-        """Replace the values by their mean, in which this worker has the weight `share`."""
-        lacks = any(group.buffer in absent for group in self._used)
-        woken = any(self._has_some(group, absent) for group in self._idle) and share > 0
+        """Replace the values by their mean, in which this worker has the weight `share`.
+
+        Raises:
+            NotFinite: a worker's value is NaN or infinite, or too large for its codec; raised on
+                all workers.
+        """
+        lacks = any(each.name in absent for each in self._used)
+        woken = any(self._has_some(each, absent) for each in self._idle) and share > 0
         told = share, float(lacks), float(flag), float(woken)
         found = {}
-        for group in self._used:
-            self._clear(group, absent)
-            yield from _reduce(group, share, told, rates)
-            weight, lacking, flagged, waking, rate = group.tail.tolist()
+        for buffer in self._used:
+            self._clear(buffer, absent)
+            yield from buffer.begin(share, told, rates)
+            weight, lacking, flagged, waking, rate = buffer.figures
             if weight:
-                found[group.buffer] = rate / weight
-        groups = self._used
+                found[buffer.name] = rate / weight
+        buffers = self._used
         if waking:
-            for group in self._idle:
-                self._clear(group, absent)
-                yield from _reduce(group, share, told, rates)
-            groups = [*self._used, *self._idle]
-        if weight and (lacking or waking):
-            absent = yield from self._by_parameter(groups, share, absent)
+            for buffer in self._idle:
+                self._clear(buffer, absent)
+                yield from buffer.begin(share, told, rates)
+            buffers = [*self._used, *self._idle]
+        if not weight:
+            for buffer in buffers:
+                buffer.undo()
+        elif lacking or waking:
+            weights = yield from self._by_parameter(buffers, share, absent)
+            absent = yield from self._divide(buffers, weights)
             return Mean(weight, absent, flagged, found)
-        for group in groups:
-            if weight and weight != 1:
-                group.values.div_(weight)
+        else:
+            for buffer in buffers:
+                yield from buffer.end()
+                if weight != 1:
+                    buffer.values.div_(weight)
         return Mean(weight, self._left_out, flagged, found)
 
     def _by_parameter(
-        self, groups: Sequence[_Group], share: float, absent: Numbers
+        self, buffers: Sequence[ReducedBuffer], share: float, absent: Numbers
+    ) -> Generator[Any, Any, list[list[float]]]:
+        """Return, by buffer and parameter, the weight of the workers that have a value for it."""
+        import torch
+
+        weights: list[float] = []
+        for buffer in buffers:
+            lacks = {*absent.get(buffer.name, ())}
+            weights += [0.0 if n in lacks else share for n in self._numbers(buffer)]
+        total = torch.tensor(weights, dtype=torch.float64)
+        yield AllReduce(total, mean=True)
+        counts = [len(self._numbers(buffer)) for buffer in buffers]
+        return [of.tolist() for of in torch.split(total, counts)]
+
+    def _divide(
+        self, buffers: Sequence[ReducedBuffer], weights: Sequence[Sequence[float]]
     ) -> Generator[Any, Any, Numbers]:
         """Divide each parameter's sum by the weight of the workers that have a value for it.
 
         Returns the parameters that no worker has a value for.
         """
-        import torch
-
-        weights: list[float] = []
-        for group in groups:
-            lacks = {*absent.get(group.buffer, ())}
-            weights += [0.0 if n in lacks else share for n in self._numbers(group)]
-        total = torch.tensor(weights, dtype=torch.float64)
-        yield AllReduce(total, mean=True)
-        left, found = iter(total.tolist()), {}
-        for group in groups:
-            starts = [span.start for span in self._spans[group.buffer]]
-            nobody = []
-            for number, (start, stop) in enumerate(zip(starts, [*starts[1:], None], strict=True)):
-                if weight := next(left):
-                    group.values[start:stop].div_(weight)
-                else:
-                    nobody.append(number)
+        found = {}
+        for buffer, of_buffer in zip(buffers, weights, strict=True):
+            nobody = tuple(number for number, weight in enumerate(of_buffer) if not weight)
+            yield from buffer.end(nobody)
+            starts = [span.start for span in self._spans[buffer.name]]
+            ends = [*starts[1:], None]
+            for start, stop, weight in zip(starts, ends, of_buffer, strict=True):
+                if weight:
+                    buffer.values[start:stop].div_(weight)
             if nobody:
-                found[group.buffer] = tuple(nobody)
-        return found if len(groups) > len(self._used) else {**found, **self._left_out}
+                found[buffer.name] = nobody
+        return found if len(buffers) > len(self._used) else {**found, **self._left_out}
 
-    def _clear(self, group: _Group, absent: Numbers) -> None:
+    def _clear(self, buffer: ReducedBuffer, absent: Numbers) -> None:
         """Zero the places of absent parameters, which may have the mean of an earlier step."""
-        spans = self._spans[group.buffer] if group.buffer in absent else ()
-        for number in absent[group.buffer] if spans else ():
+        spans = self._spans[buffer.name] if buffer.name in absent else ()
+        for number in absent[buffer.name] if spans else ():
             stop = spans[number + 1].start if number + 1 < len(spans) else None
-            group.values[spans[number].start : stop].zero_()
+            buffer.values[spans[number].start : stop].zero_()
 
-    def _numbers(self, group: _Group) -> tuple[int, ...]:
-        return tuple(range(len(self._spans[group.buffer])))
+    def _numbers(self, buffer: ReducedBuffer) -> tuple[int, ...]:
+        return tuple(range(len(self._spans[buffer.name])))
 
-    def _has_some(self, group: _Group, absent: Numbers) -> bool:
-        return len(absent.get(group.buffer, ())) < len(self._spans[group.buffer])
+    def _has_some(self, buffer: ReducedBuffer, absent: Numbers) -> bool:
+        return len(absent.get(buffer.name, ())) < len(self._spans[buffer.name])
+
+    # ------------------------------------------------------------------ codecs
+
+    def codec_figures(self) -> list[LayerFigures]:
+        """Return what codecs made of one mean, by layer, and measure the next one."""
+        return [of for each in self._encoded.values() for of in each.figures_of_layers()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return, by buffer, what codecs keep on this worker."""
+        return {name: each.state() for name, each in self._encoded.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` has returned; other buffers begin anew.
+
+        Raises:
+            InvalidValue: it is of another model.
+        """
+        for name, each in self._encoded.items():
+            if name in state:
+                each.load(state[name])
 
 
-def _reduce(
-    group: _Group, share: float, told: Sequence[float], rates: Mapping[str, float]
-) -> Program:
-    if not share:
-        group.values.zero_()
-    elif share != 1:
-        group.values.mul_(share)
-    rate = share * rates.get(group.buffer, 0.0)
-    group.told.numpy()[:] = (*told, rate)
-    group.tail.copy_(group.told)
-    yield group.reduction
+def codec_state(mean: WeightedMean | None, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the codecs of a mean keep as part of a strategy's state; nothing without codecs.
+
+    kept:  what was loaded, if there is no mean yet
+    """
+    state = kept if mean is None else mean.state_dict()
+    return {CODECS: state} if state else {}
 
 
 def leave_together(prefix: str) -> Program:

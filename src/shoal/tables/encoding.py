@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -81,6 +82,26 @@ class Measured(NamedTuple):
     raw_bytes: int
     encoded_bytes: int
     norm: float
+    error: float
+
+
+class LayerFigures(msgspec.Struct, frozen=True):
+    """What a codec made of a layer in one push.
+
+    Attributes:
+        table: the table.
+        layer: the name of the layer; its table has one if it is empty.
+        codec: the codec.
+        raw_bytes: the bytes of the values.
+        encoded_bytes: the bytes that were sent.
+        error: the relative error ||x - decoded|| / ||x||, x being the values with the residual.
+    """
+
+    table: str
+    layer: str
+    codec: str
+    raw_bytes: int
+    encoded_bytes: int
     error: float
 
 

@@ -32,6 +32,7 @@ class Quadratic:
         self.wires = {"x": torch.zeros(len(SCALES) + WIRE_TAIL, dtype=torch.float64)}
         self.grads = {"x": self.wires["x"][:-WIRE_TAIL]}
         self.spans: dict[str, tuple[Span, ...]] = {}
+        self.shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
         self.absent: Numbers = {}
         self.idle: tuple[str, ...] = ()
         self._scales = torch.tensor(SCALES, dtype=torch.float64)

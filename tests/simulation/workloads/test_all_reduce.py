@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from shoal.errors import InvariantBroken
-from shoal.protocol.worker.peers import ring
+from shoal.protocol.worker.peers import ring, sums
 from shoal.protocol.worker.peers.ring import Ring
 from shoal.protocol.worker.peers.sums import Sum
 from shoal.simulation.checkers.history import Violation
@@ -115,9 +115,25 @@ def the_next_worker_is_not_told_of_failed_sums():
         yield
 
 
+@contextmanager
+def gathered_values_in_the_place_of_the_next_worker():
+    right = sums.cut_gathered
+
+    def cut(nbytes, workers, most):
+        shift = nbytes * workers
+        return tuple(
+            (segment, (start + nbytes) % shift, (start + nbytes) % shift + stop - start)
+            for segment, start, stop in right(nbytes, workers, most)
+        )
+
+    with patch.object(sums, "cut_gathered", cut):
+        yield
+
+
 @pytest.mark.parametrize(
     "planted",
     [
+        gathered_values_in_the_place_of_the_next_worker,
         the_next_worker_is_not_told_of_failed_sums,
         farewell_before_the_next_worker_has_its_sum,
         piece_added_twice,

@@ -27,7 +27,7 @@ def check_job(job: JobSpec) -> None:
             f"{job.redundancy} (these can: {usable})"
         )
     strategy = check_strategy(job.strategy, job.strategy_options(updates=1), job)
-    check_codecs(job.codec, job.server_codec)
+    check_codecs(job.codec, job.server_codec, summed=not strategy.traits.uses_servers)
     if job.on_worker_loss == "reassign" and (
         traits.optimizer_on_workers
         or traits.replicates_batches

@@ -71,7 +71,7 @@ class Progress:
         self._log.write(
             "begin", rank=rank, samples=batches.samples, batches=len(batches), weights=weights
         )
-        self._client.codec_figures()  # measure the first push
+        self._codec_figures()  # measure the first push
 
     def stepped(self, epoch: int, step: int, result: StepResult) -> None:
         self._steps += 1
@@ -130,9 +130,12 @@ class Progress:
         self._evaluating_s += seconds
         found = {"accuracy": accuracy, "loss": loss, "seconds": round(seconds, 6)}
         self._log.write("eval", step=step, epoch=epoch, **found)
-        for figures in self._client.codec_figures():
+        for figures in self._codec_figures():
             self._log.write("codec", step=step, **msgspec.structs.asdict(figures))
         return accuracy, loss
+
+    def _codec_figures(self) -> list[Any]:
+        return [*self._client.codec_figures(), *self._strategy.codec_figures()]
 
     def finish(self, steps: int) -> dict[str, Any]:
         """Record the end, and return this worker's figures, with those of the final parameters."""

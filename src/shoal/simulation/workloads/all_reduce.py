@@ -1,4 +1,4 @@
-"""The workload of all-reduce: workers sum tensors around a ring, without servers."""
+"""The workload of collectives: workers sum and gather around a ring, without servers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from shoal.protocol.requests import AwaitView, Cancel, Reduce, Start, Wait
+from shoal.protocol.requests import AwaitView, Cancel, Gather, Reduce, Start, Wait
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.history import violated
@@ -17,6 +17,7 @@ from shoal.simulation.workloads.peers import PeersScenario, add
 SUMS = 12
 CANCELS = 0.3  # share of the seeds without a crash, and with workers that end one by one
 SIZES = (1, 3, 40, 200, 700)  # elements
+GATHERED = 0.3  # share of the collectives that gather
 
 
 class RingScenario(PeersScenario):
@@ -27,7 +28,10 @@ class RingScenario(PeersScenario):
         random = draws["tensors"]
         workers = random.randint(2, 5)
         self.sizes = [random.choice(SIZES) for _ in range(SUMS)]
+        gathers = draws["gathers"]
+        self.gathers = [gathers.random() < GATHERED for _ in range(SUMS)]
         self.summed: dict[tuple[int, NodeId], np.ndarray] = {}
+        self.gathered: dict[tuple[int, NodeId], memoryview] = {}
         self._given_back: list[np.ndarray] = []
         super().__init__(draws, workers, keep_lines)
         cancels = self.parts and not self.victim and draws.happens("cancels", CANCELS)
@@ -46,8 +50,12 @@ class RingScenario(PeersScenario):
         for number, size in enumerate(self.sizes):
             yield Sleep(random.choice([0.0, 0.0, 0.02, 0.4]) * random.random())
             tensor = self.values(rank, number)
-            outcome = yield Reduce(tensor.view(np.uint8).data, add, _halve)
-            if outcome.error is None:
+            if self.gathers[number]:
+                outcome = yield Gather(tensor.view(np.uint8).data)
+                self.gathered[number, node] = outcome.value
+            else:
+                outcome = yield Reduce(tensor.view(np.uint8).data, add, _halve)
+            if outcome.error is None and not self.gathers[number]:
                 self.summed[number, node] = tensor.copy()
             tensor.fill(-size)  # belongs to the caller again
             self._given_back.append(tensor)
@@ -73,7 +81,8 @@ class RingScenario(PeersScenario):
             self.failed[node] = outcomes[0].error.message
 
     def check_end(self) -> None:
-        """Check that every sum is exact, no worker still waits, and failures name a reason."""
+        """Check that results are right, no worker still waits, and failures name a reason."""
+        self._check_gathered()
         for (number, node), found in self.summed.items():
             each = [self.values(worker, number) for worker in range(self.workers)]
             expected = np.sum(each, axis=0) / 2
@@ -84,6 +93,12 @@ class RingScenario(PeersScenario):
             if np.any(tensor != -len(tensor)):
                 raise violated("late", f"{tensor[:5]} landed in a tensor that was given back")
         super().check_end()
+
+    def _check_gathered(self) -> None:
+        for (number, node), found in self.gathered.items():
+            each = [self.values(worker, number) for worker in range(self.workers)]
+            if found is not None and bytes(found) != np.concatenate(each).tobytes():
+                raise violated("gathered", f"{node} has other bytes in allgather {number}")
 
 
 def _halve(into: memoryview, workers: int) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from struct import pack
 
 import numpy as np
 from torch import Tensor
 
 from shoal.errors import AccessFailed, NotFinite
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, digest64
 from shoal.tables.encoding import Encoding, FragmentValues
 from shoal.tables.spec import TableSpec
 from shoal.tables.staging import data_of
@@ -38,7 +37,7 @@ class PulledFragments:
         [fragment] = self._encoding.cut(rows)
         into = np.empty(fragment.nbytes, np.uint8)
         told = pack("<2q", rows.start, updates) + self._spec.name.encode()
-        key = int.from_bytes(blake2b(told, digest_size=8).digest(), "little")
+        key = digest64(told)
         data = np.frombuffer(data_of(values), np.uint8)
         try:
             self._encoding.encode(FragmentValues(fragment, data, into), key)

@@ -16,7 +16,7 @@ from shoal.protocol.messages.collective import (
     WorkerLeft,
 )
 from shoal.protocol.messages.membership import HeartbeatSeen
-from shoal.protocol.requests import Cancel, FinishWork, NeighbourExchange, Reduce
+from shoal.protocol.requests import Cancel, FinishWork, Gather, NeighbourExchange, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import NO_VIEW, NodeId
 from shoal.protocol.worker.options import WorkerOptions
@@ -110,7 +110,7 @@ class Peers:
 
     def _asked(self, event: Asked, now: float, out: Effects) -> bool:
         request = event.request
-        if isinstance(request, Reduce) and not self._session.ended:
+        if isinstance(request, Gather | Reduce) and not self._session.ended:
             self.ring.ask(event.request_id, request, now, out)
             return True
         if isinstance(request, NeighbourExchange) and not self._session.ended:

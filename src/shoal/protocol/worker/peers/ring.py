@@ -1,4 +1,4 @@
-"""Ring: ring allreduce, in which each worker exchanges messages with its two neighbours only.
+"""Ring: allreduce and allgather, where each worker exchanges messages with its two neighbours.
 
 A tensor is cut into as many segments as there are workers, and these into pieces. A piece of
 segment s starts at worker s as a *partial* sum. Each worker on the way adds its values; the last
@@ -8,7 +8,7 @@ and all workers have bitwise the same sum.
 
 Small tensors are gathered instead: each worker's values go around once, and every worker adds them
 up in the order of ranks. They are sent from copies, so that the caller need not wait until the next
-worker has them.
+worker has them. An allgather is the same without the sum, and without a limit of size.
 
 Invariant: a piece that this worker has sent does not change before its neighbour has received it,
 because the whole sum of the piece cannot exist before. So lost messages are sent again from the
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from mmap import mmap
+from typing import Any
 from zlib import crc32
 
 from shoal.errors import Cancelled, InvalidValue, RingBroken, ShoalError
@@ -38,7 +39,7 @@ from shoal.protocol.machine import (
 )
 from shoal.protocol.messages.base import Message
 from shoal.protocol.messages.collective import MissingPieces, Piece, PieceProbe, SumAck, WorkerLeft
-from shoal.protocol.requests import Reduce
+from shoal.protocol.requests import Gather, Reduce
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, NodeId, View
 from shoal.protocol.worker.peers.handshakes import Handshakes
@@ -106,17 +107,15 @@ class Ring:
                 return member.address
         return ""
 
-    def ask(self, request_id: int, ask: Reduce, now: float, out: Effects) -> None:
-        """Begin an allreduce; all workers request the same ones in the same order."""
+    def ask(self, request_id: int, ask: Reduce | Gather, now: float, out: Effects) -> None:
+        """Begin an allreduce or allgather; all workers request the same ones in the same order."""
         if problem := unreachable(self._members, "an allreduce"):
             out.append(Resolve(request_id, Outcome(error=InvalidValue(problem))))
             return
         number, self._asked = self._asked, self._asked + 1
         workers, nbytes = len(self._members), ask.values.nbytes
         if workers == 1 or not nbytes:
-            if nbytes:
-                ask.finish(ask.values, workers)
-            out.append(Resolve(request_id, Outcome()))
+            out.append(Resolve(request_id, Outcome(value=_alone(ask))))
             return
         one = Sum.begun(request_id, ask, workers, self._index, now, *self._sizes)
         self._sums[number] = one
@@ -319,10 +318,10 @@ class Ring:
                 if len(early) < LISTED_MAX:  # a probe will tell of the others
                     early.add(piece)
             return
-        if message.total != one.ask.values.nbytes:
+        if message.total != one.total:
             error = InvalidValue(
                 f"{self._neighbours()[0].name} sums {message.total} bytes where this worker sums "
-                f"{one.ask.values.nbytes}: all have to ask for the same sums in the same order"
+                f"{one.total}: all have to ask for the same sums in the same order"
             )
             self._end(number, out, error)
             return
@@ -362,7 +361,7 @@ class Ring:
         neighbour = self._neighbours()[1].id
         if neighbour in self._handshakes:
             view = one.view(piece)
-            message = Piece(self._name, number, piece, whole, one.ask.values.nbytes)
+            message = Piece(self._name, number, piece, whole, one.total)
             out.append(Send(neighbour, message, (view,)))
             self.bytes_sent += view.nbytes
             one.send()
@@ -385,8 +384,7 @@ class Ring:
             return
         if one.tell():
             if one.gathered:
-                one.add_up()
-                self._resolve(one, out)
+                self._resolve(one, out, value=one.result())
             before = self._neighbours()[0].name
             if not one.gathered or number % TOLD_EVERY == 0 or before in self.left:
                 self._tell(out)
@@ -398,9 +396,11 @@ class Ring:
         end = min((n for n, one in self._sums.items() if not one.complete), default=self._asked)
         out.append(Send(self._neighbours()[0].id, SumAck(self._name, end - 1)))
 
-    def _resolve(self, one: Sum, out: Effects, error: ShoalError | None = None) -> None:
+    def _resolve(
+        self, one: Sum, out: Effects, error: ShoalError | None = None, value: Any = None
+    ) -> None:
         if request_id := one.resolve():
-            out.append(Resolve(request_id, Outcome(error=error)))
+            out.append(Resolve(request_id, Outcome(error=error, value=value)))
 
     def _end(self, number: int, out: Effects, error: ShoalError | None = None) -> None:
         one = self._sums.pop(number)
@@ -410,3 +410,12 @@ class Ring:
         for sink in one.sinks.values():
             sink.revoke()
         self._resolve(one, out, error)
+
+
+def _alone(ask: Reduce | Gather) -> Any:
+    """Return the result of a worker without others, or of nothing."""
+    if isinstance(ask, Gather):
+        return memoryview(bytes(ask.values))
+    if ask.values.nbytes:
+        ask.finish(ask.values, 1)
+    return None

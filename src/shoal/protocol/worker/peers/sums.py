@@ -1,12 +1,13 @@
-"""The allreduce of one tensor around a ring: its pieces, and which have arrived."""
+"""An allreduce or an allgather around a ring: its pieces, and which have arrived."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from shoal.protocol.machine import Sink
-from shoal.protocol.requests import Reduce
+from shoal.protocol.requests import Gather, Reduce
 
 LINE_BYTES = 64  # a copy to the middle of a cache line can be four times slower
 PROBE_S, PROBE_MAX_S = 0.2, 4.0  # seconds without progress until a neighbour is probed; doubles
@@ -32,9 +33,25 @@ def cut(nbytes: int, workers: int, most: int) -> Edges:
     )
 
 
+def cut_gathered(nbytes: int, workers: int, most: int) -> Edges:
+    """Return the pieces of the values of all workers, of `nbytes` bytes each, by rank in memory.
+
+    The values of worker w are segment w + 1, which is whole there.
+
+    >>> cut_gathered(100, 2, 64)
+    ((0, 100, 164), (0, 164, 200), (1, 0, 64), (1, 64, 100))
+    """
+    places = [(segment, nbytes * ((segment - 1) % workers)) for segment in range(workers)]
+    return tuple(
+        (segment, first, min(first + most, start + nbytes))
+        for segment, start in places
+        for first in range(start, start + nbytes, most)
+    )
+
+
 @dataclass(eq=False)
 class Sum:
-    """The allreduce of one tensor.
+    """The allreduce of one tensor, or the allgather of the bytes of all workers.
 
     Attributes:
         begun_at: the time when the allreduce was requested.
@@ -42,7 +59,8 @@ class Sum:
         partial: the pieces whose partial sum has not arrived.
         whole: the pieces whose total sum has not arrived.
         added: the bytes of a piece's partial sum that are added to this worker's values.
-        gathered: whether all workers' values are gathered, one piece each, and added up locally.
+        gathered: whether all workers' values are gathered, by rank; those of an allreduce are added
+            up locally.
         probes, stale: the numbers of probes in all, and before the last pieces that were sent.
         sent: whether pieces were sent to the next worker.
         told: whether completion was noticed.
@@ -50,7 +68,7 @@ class Sum:
     """
 
     request_id: int
-    ask: Reduce
+    ask: Reduce | Gather
     values: memoryview
     edges: Edges
     workers: int
@@ -75,23 +93,27 @@ class Sum:
     def begun(
         cls,
         request_id: int,
-        ask: Reduce,
+        ask: Reduce | Gather,
         workers: int,
         index: int,
         now: float,
         piece_bytes: int,
         gathered_bytes: int,
     ) -> Sum:
-        """Return a new allreduce, gathered if all values are at most `gathered_bytes`."""
+        """Return a new allgather or allreduce; this is gathered up to `gathered_bytes` in all."""
         nbytes = ask.values.nbytes
-        if nbytes * workers > gathered_bytes:
+        if isinstance(ask, Reduce) and nbytes * workers > gathered_bytes:
             edges = cut(nbytes, workers, piece_bytes)
             return cls(request_id, ask, ask.values, edges, workers, index, now)
-        edges = tuple((s, nbytes * s, nbytes * (s + 1)) for s in range(workers))
         values = memoryview(bytearray(nbytes * workers))
-        made = cls(request_id, ask, values, edges, workers, index, now)
-        made.view((index + 1) % workers)[:] = ask.values
-        return made
+        values[nbytes * index : nbytes * (index + 1)] = ask.values
+        edges = cut_gathered(nbytes, workers, piece_bytes)
+        return cls(request_id, ask, values, edges, workers, index, now)
+
+    @property
+    def total(self) -> int:
+        """The bytes of the tensor, or of what all workers gather."""
+        return self.ask.values.nbytes if isinstance(self.ask, Reduce) else self.values.nbytes
 
     def heard(self, now: float) -> None:
         """Postpone the probe of the next worker, because something has arrived."""
@@ -172,6 +194,7 @@ class Sum:
             return False
         self.added[piece] = start + landed.nbytes
         mine = self.view(piece)[start : start + landed.nbytes]
+        assert isinstance(self.ask, Reduce)
         self.ask.add(mine, landed)
         if self.ends_here(piece):
             self.ask.finish(mine, self.workers)
@@ -188,10 +211,14 @@ class Sum:
         """Note that the whole sum of a piece is here; return whether it had not been."""
         return self.whole.pop(piece, "") is None
 
-    def add_up(self) -> None:
-        """Add up gathered values by worker; the piece of worker w is w + 1."""
+    def result(self) -> Any:
+        """Return the result of what was gathered: all of it; an allreduce adds it up by worker."""
+        if isinstance(self.ask, Gather):
+            return self.values.toreadonly()  # the next worker may still miss some
         into = self.ask.values
-        into[:] = self.view(1 % self.workers)
-        for worker in range(1, self.workers):
-            self.ask.add(into, self.view((worker + 1) % self.workers))
+        nbytes = into.nbytes
+        into[:] = self.values[:nbytes]
+        for start in range(nbytes, self.values.nbytes, nbytes):
+            self.ask.add(into, self.values[start : start + nbytes])
         self.ask.finish(into, self.workers)
+        return None

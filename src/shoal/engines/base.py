@@ -26,6 +26,7 @@ DENSE = (
     "shoal.protocol.server.machine",
 )
 SPARSE = (*DENSE, "shoal.tables.sparse.shard", "shoal.jit:warm")
+ENCODED = (*DENSE, "shoal.codecs", "shoal.jit:warm")
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,8 @@ class Application(ABC, Generic[Spec]):
     name: ClassVar[str] = ""
     command: ClassVar[str]
     entry: ClassVar[str]
-    preload: ClassVar[tuple[str, ...]] = DENSE
     saves_shards: ClassVar[bool] = True
+    preload: tuple[str, ...] = DENSE
     imports: tuple[str, ...] = ()
     script: tuple[str, ...] = ()
     start: Start = Start()

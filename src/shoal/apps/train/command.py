@@ -15,7 +15,7 @@ from rich.console import Console
 from shoal import factories as imports
 from shoal.apps.result import RunResult
 from shoal.apps.train.checks import check_continued, check_inputs, check_job
-from shoal.engines.base import Input
+from shoal.engines.base import ENCODED, Input
 from shoal.engines.placing import all_of
 from shoal.engines.processes import Processes
 from shoal.reports.events import lost_members, read_events, time_to, write_tables
@@ -94,6 +94,8 @@ class TrainApplication(Application[JobSpec]):
 
     def prepare(self, console: Console) -> None:
         self.spec = self.spec.resolved
+        if self.spec.strategy_options(updates=1).codec_name:
+            self.preload = ENCODED
         if self.start.clock:
             check_continued(self.spec, self.start.clock)
         self._notes = check_inputs(self.spec, self._data_dirs)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from shoal.engines.addresses import between_hosts, reachable
-from shoal.engines.base import SPARSE, Task
+from shoal.engines.base import ENCODED, SPARSE, Task
 from shoal.engines.cluster import processes_here, start_cluster
 from shoal.engines.launchers.rendezvous import Said, rendezvous_of
 from shoal.engines.launchers.seal import Seal
@@ -270,7 +270,7 @@ def join_cluster(
 def check_server(task: Task, code: Mapping[str, list[str]]) -> None:
     """Refuse a task that is not of a server, or that names other code than this rank was asked."""
     named = {name: [*task.args.get(name, ())] for name in code}
-    ours = task.entry == SERVER and {*task.preload} <= {*SPARSE} and not task.env
+    ours = task.entry == SERVER and {*task.preload} <= {*SPARSE, *ENCODED} and not task.env
     ours = ours and not task.inputs
     if not (ours and named == code and re.fullmatch("server-[0-9]{1,4}", task.name)):
         raise NotTrusted(

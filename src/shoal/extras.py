@@ -2,7 +2,7 @@
 
 `pip install shoal` brings what a parameter server needs. Data sets, reports and benchmarks need
 more: `pip install 'shoal[data]'`, `'shoal[reports]'`, `'shoal[bench]'`, `'shoal[mpi]'`,
-`'shoal[tls]'`, `'shoal[ray]'`, or `'shoal[all]'`.
+`'shoal[tls]'`, `'shoal[ray]'`, `'shoal[codecs]'`, or `'shoal[all]'`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ EXTRAS: Mapping[str, str] = MappingProxyType(
         "ray": "ray",
         "mpi4py": "mpi",
         "cryptography": "tls",
+        "cramjam": "codecs",
     }
 )
 

@@ -7,6 +7,10 @@ from shoal.codecs import Codec, codec_of, codecs, residual_of
 from shoal.testing.codecs import CODEC_LAWS
 
 TEXTS = [
+    "int:8+zstd",
+    "onebit+zlib:9",
+    "topk:0.1+int:8+lz4",
+    "qsgd:4+lz4",
     *(name for name in codecs if issubclass(codecs[name], Codec)),
     *("int:4", "int:8:scale=power:block=32", "int:4:scale=power"),
     *(f"qsgd:{bits}" for bits in (2, 3, 5, 8)),

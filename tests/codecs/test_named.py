@@ -24,7 +24,7 @@ def test_a_codec_as_text_is_the_text_that_makes_it(text):
 
 
 def test_every_codec_has_a_summary_and_a_source():
-    assert len([*codecs]) == 13
+    assert len([*codecs]) == 16
     assert all(codecs[name].summary and codecs[name].source for name in codecs)
 
 

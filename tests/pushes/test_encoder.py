@@ -45,7 +45,9 @@ def normal(count=ROWS):
     return RANDOM.standard_normal(count).astype(np.float32)
 
 
-@pytest.mark.parametrize("codec", ["int:4", "onebit", "int:8:scale=power:block=8"])
+@pytest.mark.parametrize(
+    "codec", ["int:4", "onebit+zlib", "int:8:scale=power:block=8", "topk:0.1+zstd"]
+)
 def test_what_is_left_out_comes_with_the_next_push(codec):
     door = Door(lambda name: spec_of(codec, consistency=asp(), merge="sum"))
     total = np.zeros(ROWS, np.float32)

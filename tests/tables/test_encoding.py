@@ -25,8 +25,7 @@ def encoded(spec, values):
     for each in encoding.cut(rows):
         into = np.empty(each.nbytes, np.uint8)
         some = raw[4 * each.first : 4 * (each.first + each.length)]
-        encoding.encode(FragmentValues(each, some, into), 7)
-        pieces.append(into)
+        pieces.append(encoding.encode(FragmentValues(each, some, into), 7).into)
     return np.concatenate(pieces), tuple(len(each) for each in pieces)
 
 
@@ -78,6 +77,54 @@ def test_raw_fragments_are_taken_whatever_the_codec_is():
     mixed = np.concatenate([values[:1000].view(np.uint8), data[sizes[0] :]])
     found = decoded(spec_of(), mixed, (4000, *sizes[1:]))
     assert np.array_equal(found[:1000], values[:1000])
+
+
+def test_pieces_whose_size_varies_stand_beside_others():
+    spans = Span(0, "a"), Span(700, "b", "zlib"), Span(1500, "c", "none"), Span(2500, "d", "zlib")
+    spec, values = spec_of(spans=spans, codec="onebit+zlib"), normal()
+    values[700:1500] = 0
+    data, sizes = encoded(spec, values)
+    found = decoded(spec, data, sizes)
+    assert np.array_equal(found[700:], values[700:])
+    assert len(np.unique(found[:512])) == 2
+    assert sizes[0] < 200 + codec_of("onebit").nbytes(700)
+    assert 2000 < sizes[1] < 2200
+    assert sizes[2] < 4000
+    assert len(data) == sum(sizes)
+
+
+def test_a_fragment_that_has_not_shrunk_goes_as_it_is():
+    """Random bits cannot be compressed; what a codec has left out cannot be sent as it is."""
+    bits = np.random.default_rng(0).integers(0x00800000, 0x7F000000, 3000, dtype=np.uint32)
+    spec = spec_of(codec="zlib")
+    data, sizes = encoded(spec, bits.view(np.float32))
+    assert sizes == (4000, 4000, 4000)
+    assert decoded(spec, data, sizes).tobytes() == bits.tobytes()
+    [one, *_] = Encoding(spec_of(codec="int:8+zlib")).cut(KeyRange(0, 3000))
+    assert one.nbytes < 4000
+    assert one.varies
+
+
+@pytest.mark.parametrize("codec", ["zlib", "int:8+zlib", "topk:0.1+int:8+lz4"])
+def test_damaged_sizes_of_pieces_harm_nothing(codec):
+    spans = Span(0, "a"), Span(400, "b", "int:8"), Span(600, "c")
+    spec, rng = spec_of(spans=spans, codec=codec), np.random.default_rng(0)
+    values = normal()
+    values[::3] = 0
+    good, sizes = encoded(spec, values)
+    for number in range(3000):
+        data = good.copy()
+        at = rng.integers(len(data)) if number % 3 else rng.integers(8)
+        data[at] = rng.integers(256)
+        try:
+            found = decoded(spec, data, sizes)
+        except BadEncoding:
+            continue
+        assert np.isfinite(found).all()
+    for wrong in (-1, 1):
+        some = np.resize(good, len(good) + wrong)
+        with pytest.raises(BadEncoding):
+            decoded(spec, some, (*sizes[:-1], sizes[-1] + wrong))
 
 
 @pytest.mark.parametrize("wrong", [-1, 1, -900])

@@ -53,7 +53,7 @@ def run(
     """The workers of a simulated run, the bytes that they pushed and pulled, and sent in a step."""
     workers: list[SimulatedWorker] = []
     sent: dict[int, list[int]] = {}
-    staleness = settings.pop("staleness", 0)
+    staleness, codec = settings.pop("staleness", 0), settings.pop("codec", "")
     for rank, own in enumerate(batches):
         torch.manual_seed(seed)
         options = StrategyOptions(
@@ -61,6 +61,7 @@ def run(
             staleness,
             workers=len(batches),
             rank=rank,
+            codec=codec,
             settings=settings,
         )
         took = batch_s[rank] if isinstance(batch_s, list) else batch_s
@@ -70,7 +71,8 @@ def run(
     world = simulate_training(workers, 2, seed, LAN, max_steps)
     machines = [world.nodes[f"worker-{rank}"].machine for rank in range(len(workers))]
     peak = max(after - before for each in sent.values() for before, after in pairwise(each))
-    return workers, sum(each.bytes_pushed + each.bytes_pulled for each in machines), peak
+    moved = sum(each.bytes_pushed for each in machines), sum(each.bytes_pulled for each in machines)
+    return workers, moved, peak
 
 
 class Sent:
@@ -145,14 +147,40 @@ def _adamw(steps: int) -> Access:
     return Access("adam", {"lr": 0.003, "weight_decay": 0.01, "decoupled": True, **more})
 
 
-def diloco(data: Path, seeds: int) -> None:
-    """Douillard et al. 2023, section 3: the loss of synchronous training, with 1/H of its bytes."""
+def shakespeare(data: Path):
+    """The text of each worker, windows of what is held out, and the alphabet."""
     raw = gzip.decompress((data / "shakespeare" / "input.txt.gz").read_bytes()).decode()
     alphabet = {c: at for at, c in enumerate(sorted(set(raw)))}
     text = torch.tensor([alphabet[c] for c in raw])
     train, held = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) :]
-    windows = held.unfold(0, CONTEXT + 1, 1)[::5]
-    parts = train.chunk(4)
+    return train.chunk(4), held.unfold(0, CONTEXT + 1, 1)[::5], alphabet
+
+
+def outer(data: Path, seeds: int) -> None:
+    """Douillard et al. 2025, section 4.4: outer gradients of 4 bits cost no loss."""
+    parts, windows, alphabet = shakespeare(data)
+    steps, whole = 3000, []
+    print(f"tiny Shakespeare: 4 workers, DiLoCo, H = 50, {steps} steps, means of {seeds} seeds")
+    print(f"{'codec':>16} {'loss':>8} {'of none':>8} {'pushed':>12} {'of none':>8}")
+    for codec in ("none", "natural:4", "int:4", "qsgd:4", "onebit", "topk:0.1+int:8"):
+        losses, pushed = [], 0
+        for seed in range(seeds):
+            batches = [Text(part, steps, 32, seed * 10 + rank) for rank, part in enumerate(parts)]
+            make = lambda: LossModel(CharModel(len(alphabet)))  # noqa: E731
+            how = {"seed": seed, "codec": codec, "tau": 50, **OUTER}
+            workers, (pushed, _), _ = run("diloco", _adamw(steps), make, batches, 1, **how)
+            with torch.no_grad():
+                scores = workers[0].model.module(windows[:, :-1])
+                losses.append(functional.cross_entropy(scores, windows[:, -1]).item())
+        loss = sum(losses) / seeds
+        whole = whole or [loss, pushed]
+        shares = f"{loss / whole[0]:8.4f} {pushed:12,} {pushed / whole[1]:8.4f}"
+        print(f"{codec:>16} {loss:8.4f} {shares}", flush=True)
+
+
+def diloco(data: Path, seeds: int) -> None:
+    """Douillard et al. 2023, section 3: the loss of synchronous training, with 1/H of its bytes."""
+    parts, windows, alphabet = shakespeare(data)
     steps = 3000
     print(f"tiny Shakespeare: 4 workers, {steps} steps of 32 characters each, AdamW 0.003, cosine")
     print(f"{'run':>16} {'loss':>8} {'of sync':>8} {'bytes':>12} {'of sync':>8} {'in a step':>10}")
@@ -167,7 +195,8 @@ def diloco(data: Path, seeds: int) -> None:
         for seed in range(seeds):
             batches = [Text(part, steps, 32, seed * 10 + rank) for rank, part in enumerate(parts)]
             make = lambda: LossModel(CharModel(len(alphabet)))  # noqa: E731
-            workers, moved, peak = run(name, adam, make, batches, 1, seed=seed, **settings)
+            workers, both, peak = run(name, adam, make, batches, 1, seed=seed, **settings)
+            moved = sum(both)
             with torch.no_grad():
                 scores = workers[0].model.module(windows[:, :-1])
                 losses.append(functional.cross_entropy(scores, windows[:, -1]).item())
@@ -252,7 +281,7 @@ def robust(data: Path, seeds: int) -> None:
         print(f"{merge:>14} {row[0]:8.4f} {row[1]:15.4f}", flush=True)
 
 
-EXPERIMENTS = {"robust": robust, "diloco": diloco}
+EXPERIMENTS = {"robust": robust, "diloco": diloco, "outer": outer}
 
 
 def main() -> None:

@@ -103,14 +103,16 @@ class Codec(NamedCodec, frozen=True):
         draws: whether it draws random bits.
         summed: the dtype of its encoded values if the mean of encodings is the encoding of the
             mean, so that an allreduce sums them as they are; "" if they have to be decoded first.
+        varies: whether the number of bytes depends on the values; `nbytes` is the most then.
     """
 
     draws: ClassVar[bool] = False
     summed: ClassVar[str] = ""
+    varies: ClassVar[bool] = False
 
     @abstractmethod
     def nbytes(self, count: int) -> int:
-        """Return the bytes of `count` encoded values."""
+        """Return the bytes of `count` encoded values; the most that they may be if it `varies`."""
 
     def bytes_of(self, shape: tuple[int, ...]) -> int:
         return self.nbytes(prod(shape))
@@ -141,7 +143,7 @@ class Codec(NamedCodec, frozen=True):
         gain: float = 1.0,
         key: int = 0,
         first: int = 0,
-    ) -> None:
+    ) -> int:
         """Encode x = values + gain * residual; the residual becomes x - decoded.
 
         Args:
@@ -153,23 +155,20 @@ class Codec(NamedCodec, frozen=True):
             first: the number of the first value among those that share the key, so that no two of
                 them share random bits.
 
+        Returns:
+            The number of bytes at the beginning of `into` that are the encoding.
+
         Raises:
             NotFinite: x has a NaN, an infinity, or a value beyond `largest`. The residual is as
                 before, up to rounding.
             InvalidValue: an array has another length or dtype, or is not contiguous.
         """
-        count = len(values)
+        self._check(values, into, residual)
         left = NOTHING if residual is None else residual
-        _check((values, _FLOATS), (left, _FLOATS), (into, _BYTES))
-        if len(into) != self.nbytes(count) or len(left) not in (0, count):
-            raise InvalidValue(
-                f"{count} values of codec {self} need {self.nbytes(count)} bytes and no residual "
-                f"or one of {count} values, not {len(into)} bytes and a residual of {len(left)}"
-            )
         given = Given(values, left, np.float32(gain), np.uint64(key), np.uint64(first))
         at = self._encode(given, into)
         if at == FINE:
-            return
+            return len(into)
         if residual is not None:
             self._undo(at, given, into)
             values = values + np.float32(gain) * residual
@@ -179,11 +178,21 @@ class Codec(NamedCodec, frozen=True):
             f"{self.largest:.5g}. Lower the learning rate or clip the gradient"
         )
 
+    def _check(self, values: np.ndarray, into: np.ndarray, residual: np.ndarray | None) -> None:
+        """Refuse what `encode` does not take."""
+        count, left = len(values), NOTHING if residual is None else residual
+        _check((values, _FLOATS), (left, _FLOATS), (into, _BYTES))
+        if len(into) != self.nbytes(count) or len(left) not in (0, count):
+            raise InvalidValue(
+                f"{count} values of codec {self} need {self.nbytes(count)} bytes and no residual "
+                f"or one of {count} values, not {len(into)} bytes and a residual of {len(left)}"
+            )
+
     def decode(self, data: np.ndarray, into: np.ndarray) -> None:
         """Decode all of `data` into finite values.
 
         Args:
-            data: (`nbytes(n)`,) uint8.
+            data: (`nbytes(n)`,) uint8; fewer if it `varies`.
             into: (n,) float32; what it holds after an error is undefined.
 
         Raises:
@@ -192,10 +201,11 @@ class Codec(NamedCodec, frozen=True):
             InvalidValue: an array has another dtype, or is not contiguous.
         """
         _check((data, _BYTES), (into, _FLOATS))
-        if len(data) != self.nbytes(len(into)):
+        most = self.nbytes(len(into))
+        if not (0 < len(data) <= most if self.varies and most else len(data) == most):
             raise BadEncoding(
-                f"{len(into)} values of codec {self} have {self.nbytes(len(into))} bytes, not "
-                f"{len(data)}"
+                f"{len(into)} values of codec {self} have {most} bytes{' at most' * self.varies}, "
+                f"not {len(data)}"
             )
         at = self._decode(data, into)
         if at != FINE:

@@ -8,6 +8,7 @@ from shoal.codecs.base import Codec, NamedCodec
 from shoal.codecs.casts import BF16, FP16
 from shoal.codecs.floats import FP4, FP8
 from shoal.codecs.grids import QSGD, Int
+from shoal.codecs.lossless import LZ4, Lossless, Packed, ZLib, ZStd
 from shoal.codecs.natural import Natural
 from shoal.codecs.power import PowerSGD
 from shoal.codecs.signs import OneBit, Sign, Ternary
@@ -18,7 +19,7 @@ from shoal.registry import Registry, unknown
 codecs: Registry[type[NamedCodec]] = Registry("codec")
 _ALL: tuple[type[NamedCodec], ...] = (
     *(FP16, BF16, FP8, FP4, Int, QSGD, Natural, Ternary, OneBit, Sign, TopK, RandomK),
-    PowerSGD,
+    *(PowerSGD, ZLib, LZ4, ZStd),
 )
 for _codec in _ALL:
     codecs.add(_codec.name, _codec)
@@ -37,7 +38,7 @@ def codec_of(text: str) -> Codec:
     >>> str(codec_of("int:bits=4:block=64")), str(codec_of("int"))
     ('int:4:block=64', 'int:8')
     """
-    codec = summed_codec_of(text)
+    codec = _named(text)
     if not isinstance(codec, Codec):
         raise InvalidValue(
             f"codec {text!r} is for sums over the workers: strategy 'allreduce', those with set "
@@ -50,18 +51,34 @@ def summed_codec_of(text: str) -> NamedCodec:
     """Return the codec that a text describes, for values that are summed over the workers.
 
     Raises:
-        UnknownName, InvalidValue: as `codec_of`.
+        UnknownName: as `codec_of`.
+        InvalidValue: as `codec_of`; or its number of bytes is another on each worker.
 
     >>> summed_codec_of("powersgd:4")
     PowerSGD(rank=4, after=0)
     """
-    before, plus, behind = text.partition("+")
+    codec = _named(text)
+    if isinstance(codec, Codec) and codec.varies:
+        raise InvalidValue(
+            f"codec {text!r} makes another number of bytes on each worker, and what they gather "
+            "has one size: leave out the lossless stage"
+        )
+    return codec
+
+
+def _named(text: str) -> NamedCodec:
+    before, plus, behind = text.rpartition("+")
     if plus:
         first, second = codec_of(before), codec_of(behind)
-        if not isinstance(first, Sparse) or isinstance(second, Sparse | Chain):
+        if isinstance(second, Lossless):
+            if first.varies:
+                raise InvalidValue(f"codec {text!r}: one lossless stage is enough")
+            return Packed(first=first, second=second)
+        if not isinstance(first, Sparse) or isinstance(second, Sparse | Chain) or first.varies:
             raise InvalidValue(
                 f"codec {text!r}: the codec before + sends some of the values ("
-                f"{TopK.name} or {RandomK.name}), and the one behind it encodes these"
+                f"{TopK.name} or {RandomK.name}), and the one behind it encodes these; or the last "
+                "one is lossless"
             )
         return Chain(first, second)
     name, *given = text.split(":")
@@ -97,6 +114,11 @@ def pulled_codec_of(text: str) -> Codec:
         InvalidValue: as `codec_of`; or what the codec leaves out would have to come later.
     """
     codec = codec_of(text)
+    if codec.varies:
+        raise InvalidValue(
+            f"codec {text!r} makes a number of bytes that is not known before, as that of rows "
+            "that are pulled has to be: leave out the lossless stage"
+        )
     if not codec.stateless:
         known = ", ".join(name for name in codecs if codecs[name].stateless)
         raise InvalidValue(

@@ -68,8 +68,8 @@ class Encoder:
         self.settle()
         weight = weight if self._weighs else 1.0
         fragments, key = self._encoding.cut(op.rows), self._key(clock)
-        sizes = tuple(fragment.nbytes for fragment in fragments)
-        data, encoded = np.frombuffer(op.values, np.uint8), np.empty(sum(sizes), np.uint8)
+        most = sum(fragment.nbytes for fragment in fragments)
+        data, encoded = np.frombuffer(op.values, np.uint8), np.empty(most, np.uint8)
         item, at = data.nbytes // (len(op.rows) * self.spec.width), 0
         done: Undo = []
         for fragment in fragments:
@@ -78,13 +78,14 @@ class Encoder:
             into = encoded[at : at + fragment.nbytes]
             given = FragmentValues(fragment, values, into, residual, gain)
             try:
-                self._encoding.encode(given, key)
+                given = self._encoding.encode(given, key)
             except NotFinite:
                 self.undo(done, weight)
                 raise
             done.append((index, given))
             self.units[index] = weight
-            at += fragment.nbytes
+            at += len(given.into)
+        encoded, sizes = encoded[:at], tuple(len(each.into) for _, each in done)
         self._count += 1
         self.raw_bytes += data.nbytes
         self.encoded_bytes += encoded.nbytes
@@ -176,15 +177,15 @@ class Encoder:
         while self._returned:
             op, weight, rows = self._returned.popleft()
             encoded, at = np.frombuffer(op.values, np.uint8), 0
-            for fragment in self._encoding.cut(op.rows):
+            for fragment, size in zip(self._encoding.cut(op.rows), op.sizes, strict=True):
                 index, residual = self._left(op.rows, fragment)
                 weight = weight if self._weighs else 1.0
                 first = op.rows.start + fragment.first // self.spec.width
                 if residual is not None and first in rows:
                     factor = weight / float(self.units[index])
-                    some = encoded[at : at + fragment.nbytes]
+                    some = encoded[at : at + size]
                     self._encoding.give_back(fragment, some, residual, factor)
-                at += fragment.nbytes
+                at += size
 
     def forget(self, rows: KeyRange, keys: memoryview | None = None) -> None:
         """Forget what was left out of rows, or of some keys among them, which are assigned now."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.codecs import Codec
 
 _RANGES_KEPT = 64
+NUMBER_BYTES = 4  # before a piece whose codec varies: the number of its bytes
 
 
 class Piece(NamedTuple):
@@ -35,8 +36,8 @@ class Piece(NamedTuple):
         first: the number of the first value in its fragment.
         number: the same in the table.
         length: the number of values.
-        start: the offset of its bytes in the encoded fragment.
-        stop: the offset behind its bytes.
+        nbytes: the number of its bytes in the encoded fragment; the most that they may be if its
+            codec varies, with their number before them.
         layer: the number of the layer.
     """
 
@@ -44,9 +45,13 @@ class Piece(NamedTuple):
     first: int
     number: int
     length: int
-    start: int
-    stop: int
+    nbytes: int
     layer: int
+
+    @property
+    def varies(self) -> bool:
+        """Whether its number of bytes depends on its values."""
+        return self.codec is not None and self.codec.varies
 
 
 class Fragment(NamedTuple):
@@ -56,13 +61,15 @@ class Fragment(NamedTuple):
         first: the number of the first value in the range that was cut.
         length: the number of values.
         pieces: its pieces; none if it is sent as it is.
-        nbytes: the bytes that it has when it is sent.
+        nbytes: the bytes that it has when it is sent; the most that they may be if it `varies`.
+        varies: whether the number of bytes depends on the values.
     """
 
     first: int
     length: int
     pieces: tuple[Piece, ...]
     nbytes: int
+    varies: bool = False
 
 
 class Measured(NamedTuple):
@@ -111,7 +118,8 @@ class FragmentValues(NamedTuple):
     Attributes:
         fragment: the fragment.
         data: the bytes of its values.
-        into: the bytes that they become: (`fragment.nbytes`,) uint8.
+        into: the memory of the bytes that they become, (`fragment.nbytes`,) uint8; once they are
+            encoded, these bytes.
         residual: (length,) float32, or None.
         gain: the factor of the residual.
     """
@@ -169,72 +177,119 @@ class Encoding:
             common = part & KeyRange(begins, ends)
             count = len(common) * width
             nbytes = codec.nbytes(count) if codec is not None else count * self._item
+            if codec is not None and codec.varies:
+                nbytes += NUMBER_BYTES
             first = (common.start - part.start) * width
-            place = first, common.start * width, count, at, at + nbytes
-            pieces.append(Piece(codec, *place, layer))
+            pieces.append(Piece(codec, first, common.start * width, count, nbytes, layer))
             at += nbytes
         first, count = (part.start - start) * width, len(part) * width
-        if at >= count * self._item:
+        varies = any(piece.varies for piece in pieces)
+        biased = any(piece.codec.biased for piece in pieces if piece.codec is not None)
+        if at >= count * self._item and (biased or not varies):  # else `encode` will see
             return Fragment(first, count, (), count * self._item)
-        return Fragment(first, count, tuple(pieces), at)
+        return Fragment(first, count, tuple(pieces), at, varies)
 
     # ------------------------------------------------------------------ workers
 
-    def encode(self, given: FragmentValues, key: int) -> None:
+    def encode(self, given: FragmentValues, key: int) -> FragmentValues:
         """Encode a fragment, as `Codec.encode` does its pieces.
 
         Args:
             given: the fragment with its values.
             key: the key of the random bits.
 
+        Returns:
+            The same, with the bytes that the values have become.
+
         Raises:
             NotFinite: a value cannot be encoded; the residual is as before, up to rounding.
         """
-        fragment, data, into, residual, gain = given
-        if not fragment.pieces:
-            self._check_finite(data)
-            into[:] = data
-            return
-        values = self._floats(data)
+        fragment, data, into, _, _ = given
+        values = self._floats(data) if fragment.pieces else np.empty(0, np.float32)
+        at = 0
         for number, piece in enumerate(fragment.pieces):
-            some = slice(piece.first, piece.first + piece.length)
-            to = into[piece.start : piece.stop]
+            head = NUMBER_BYTES if piece.varies else 0
+            to = into[at + head : at + piece.nbytes]
             try:
-                if piece.codec is None:
-                    raw = data[some.start * self._item : some.stop * self._item]
-                    self._check_finite(raw)
-                    to[:] = raw
-                else:
-                    keeps = residual is not None and piece.codec.biased
-                    left = residual[some] if residual is not None and keeps else None
-                    piece.codec.encode(
-                        values[some], to, residual=left, gain=gain, key=key, first=piece.number
-                    )
+                size = self._encode(piece, given, values, to, key)
             except NotFinite:
                 begun = fragment._replace(pieces=fragment.pieces[:number])
-                self.take_back(given._replace(fragment=begun))
+                self.take_back(given._replace(fragment=begun, into=into[:at]))
                 raise
+            if head:
+                into[at : at + head] = np.array([size], "<u4").view(np.uint8)
+            at += head + size
+        if not fragment.pieces or at >= len(data):
+            self._check_finite(data)
+            into[: len(data)] = data
+            at = len(data)
+        return given._replace(into=into[:at])
+
+    def _encode(
+        self, piece: Piece, given: FragmentValues, values: np.ndarray, into: np.ndarray, key: int
+    ) -> int:
+        """Encode a piece; return the number of its bytes."""
+        some = slice(piece.first, piece.first + piece.length)
+        if piece.codec is None:
+            raw = given.data[some.start * self._item : some.stop * self._item]
+            self._check_finite(raw)
+            into[:] = raw
+            return len(raw)
+        keeps = given.residual is not None and piece.codec.biased
+        left = given.residual[some] if given.residual is not None and keeps else None
+        return piece.codec.encode(
+            values[some], into, residual=left, gain=given.gain, key=key, first=piece.number
+        )
+
+    def _pieces(self, fragment: Fragment, data: np.ndarray) -> Iterator[tuple[Piece, np.ndarray]]:
+        """Yield the pieces of an encoded fragment with their bytes; none if it is as it was.
+
+        Raises:
+            BadEncoding: the fragment has another number of bytes.
+        """
+        raw = fragment.length * self._item
+        if not fragment.pieces or len(data) == raw:
+            return
+        at = 0
+        for piece in fragment.pieces:
+            size = piece.nbytes
+            if piece.varies:
+                number = data[at : at + NUMBER_BYTES]
+                at += NUMBER_BYTES
+                size = int(number.copy().view("<u4")[0]) if len(number) == NUMBER_BYTES else -1
+            if not 0 <= size <= len(data) - at:
+                break
+            yield piece, data[at : at + size]
+            at += size
+        else:
+            if at == len(data):
+                return
+        raise BadEncoding(
+            f"table {self._spec.name!r}: a fragment of {fragment.length} values has "
+            f"{fragment.nbytes} bytes{' at most' * fragment.varies} or {raw}, not {len(data)}"
+        )
 
     def take_back(self, given: FragmentValues) -> None:
         """Undo what `encode` did to the residual, up to rounding."""
         fragment, data, into, residual, gain = given
+        if residual is None:
+            return
         values = self._floats(data)
-        for piece in fragment.pieces:
-            if residual is not None and piece.codec is not None and piece.codec.biased:
+        for piece, encoded in self._pieces(fragment, into):
+            if piece.codec is not None and piece.codec.biased:
                 some = slice(piece.first, piece.first + piece.length)
-                encoded = into[piece.start : piece.stop]
                 piece.codec.take_back(encoded, values[some], residual[some], gain)
 
     def measured(self, given: FragmentValues) -> Iterator[Measured]:
         """Yield what became of the pieces of a fragment that was encoded."""
         fragment, data, into, residual, _ = given
-        for piece in fragment.pieces:
+        for piece, encoded in self._pieces(fragment, into):
             some = slice(piece.first, piece.first + piece.length)
             raw = data[some.start * self._item : some.stop * self._item]
             norm = error = 0.0
             if piece.codec is not None:
                 decoded = np.empty(piece.length, np.float32)
-                piece.codec.decode(into[piece.start : piece.stop], decoded)
+                piece.codec.decode(encoded, decoded)
                 if residual is not None and piece.codec.biased:
                     left = residual[some]
                     values = decoded + left
@@ -243,16 +298,16 @@ class Encoding:
                     left = values - decoded
                 norm, error = (float(np.vdot(each, each)) for each in (values, left))
             told = "" if piece.codec is None else str(piece.codec)
-            yield Measured(piece.layer, told, raw.nbytes, piece.stop - piece.start, norm, error)
+            yield Measured(piece.layer, told, raw.nbytes, len(encoded), norm, error)
 
     def give_back(
         self, fragment: Fragment, encoded: np.ndarray, residual: np.ndarray, factor: float
     ) -> None:
         """Add a factor times the decoded values of a fragment to the residual."""
-        for piece in fragment.pieces:
+        for piece, data in self._pieces(fragment, encoded):
             if piece.codec is not None and piece.codec.biased:
                 some = slice(piece.first, piece.first + piece.length)
-                piece.codec.give_back(encoded[piece.start : piece.stop], residual[some], factor)
+                piece.codec.give_back(data, residual[some], factor)
 
     def _floats(self, data: np.ndarray) -> np.ndarray:
         """Return the values of a fragment as float32: (count,)."""
@@ -292,15 +347,13 @@ class Encoding:
         if len(data) == len(raw):
             raw[:] = data
             return
-        if len(data) != fragment.nbytes:
+        if not fragment.pieces:
             raise BadEncoding(
-                f"table {self._spec.name!r}: a fragment of {fragment.length} values has "
-                f"{fragment.nbytes} bytes or {len(raw)}, not {len(data)}"
+                f"table {self._spec.name!r}: {len(data)} bytes for {len(raw)}, which have no codec"
             )
         exact = self._dtype == torch.float32
-        for piece in fragment.pieces:
+        for piece, encoded in self._pieces(fragment, data):
             some = slice(piece.first, piece.first + piece.length)
-            encoded = data[piece.start : piece.stop]
             if piece.codec is None:
                 raw[some.start * self._item : some.stop * self._item] = encoded
             elif exact:

@@ -25,6 +25,9 @@ from shoal.tables.spec import TableSpec
 
 ROWS, FRAGMENT = 24, 8
 NAME, CODEC = "encoded", "int:4:scale=power:block=8"
+PACKED_CODEC = "int:4:scale=power:block=2+zlib"  # zeros become fewer bytes than other values
+PACKED = 0.3  # share of the seeds with this one
+ZEROS = 0.4  # share of the fragments that are zero there
 UNSURE_MOST = 8  # pushes with unknown outcome of a fragment, whose combinations are tried
 
 
@@ -50,14 +53,15 @@ class EncodedPush(msgspec.Struct, eq=False):
 class EncodedWorkload:
     """Pushes to the table, and checks its rows and the workers' residuals."""
 
-    def __init__(self, consistency: Consistency) -> None:
+    def __init__(self, consistency: Consistency, packed: bool = False) -> None:
+        self._packed = packed
         self.spec = TableSpec(
             NAME,
             ROWS,
             fragment_rows=FRAGMENT,
             consistency=consistency,
             merge="sum",
-            codec=CODEC,
+            codec=PACKED_CODEC if packed else CODEC,
         )
         self._pushed: list[EncodedPush] = []
         self._expected: dict[int, tuple[Door, np.ndarray]] = {}  # by door: its residual
@@ -67,6 +71,9 @@ class EncodedWorkload:
         edges = random.choice([(0, ROWS), (0, FRAGMENT), (FRAGMENT, ROWS), (3, 19)])
         values = np.zeros(ROWS, np.float32)
         values[slice(*edges)] = [random.randint(-20, 20) for _ in range(edges[1] - edges[0])]
+        for first in range(0, ROWS, FRAGMENT) if self._packed else ():
+            if random.random() < ZEROS:
+                values[first : first + FRAGMENT] = 0
         before = self._check_residual(door)
         pushed = EncodedPush(KeyRange(*edges), values, door, before)
         self._pushed.append(pushed)

@@ -39,7 +39,7 @@ from shoal.simulation.plan import GUESTS, STAMP_FRAGMENT, STAMP_ROWS, Plan
 from shoal.simulation.workloads.bounded import BoundedWorkload
 from shoal.simulation.workloads.checkpoints import CheckpointWorkload
 from shoal.simulation.workloads.custom import Calls
-from shoal.simulation.workloads.encoded import EncodedWorkload
+from shoal.simulation.workloads.encoded import PACKED, EncodedWorkload
 from shoal.simulation.workloads.extras import NO_EXTRAS, Extras
 from shoal.simulation.workloads.leases import LeaseWorkload
 from shoal.simulation.workloads.optimizer import OptimizerWorkload
@@ -85,7 +85,8 @@ class Workload:
         assigned = more and draws.happens(("assigned", group), ASSIGNED)
         self.state = StateWorkload(rule, lambda: world.now) if assigned else None
         encoded = more and draws.happens(("encoded", group), ENCODED)
-        self.encoded = EncodedWorkload(rule) if encoded else None
+        packed = encoded and draws.happens(("packed", group), PACKED)
+        self.encoded = EncodedWorkload(rule, packed) if encoded else None
         often = draws.happens(("cancels often", group), CANCELS_OFTEN)
         self._cancels = 0.4 if often else 0.1  # share of pulls that are cancelled
         self._styles = STYLES if rule.closes is None else [s for s in STYLES if s != "two pushes"]

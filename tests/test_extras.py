@@ -38,10 +38,10 @@ def packages_of(lines):
 
 def test_the_extras_of_the_project_have_these_packages():
     extras = PROJECT["optional-dependencies"]
-    for extra in ("data", "reports", "bench", "mpi", "tls", "ray"):
+    for extra in ("data", "reports", "bench", "mpi", "tls", "ray", "codecs"):
         ours = {NAMES.get(each, each) for each, name in EXTRAS.items() if name == extra}
         assert ours == packages_of(extras[extra])
-    assert extras["all"] == ["shoal[data,reports,bench,mpi,tls,ray]"]
+    assert extras["all"] == ["shoal[data,reports,bench,mpi,tls,ray,codecs]"]
     assert not packages_of(PROJECT["dependencies"]) & {NAMES.get(each, each) for each in EXTRAS}
 
 

@@ -35,6 +35,7 @@ def test_every_codec_has_a_summary_and_a_source():
         ("", UnknownName, "unknown codec ''"),
         ("qsgd:4:nrom=l2", UnknownName, "option of codec 'qsgd' 'nrom'.*did you mean 'norm'"),
         ("int:3", InvalidValue, "codec 'int:3', bits: invalid enum value 3"),
+        ("powersgd:2+int:8", InvalidValue, "powersgd stands alone"),
         ("qsgd:9", InvalidValue, "bits: expected `int` <= 8"),
         ("qsgd:1", InvalidValue, "bits: expected `int` >= 2"),
         ("qsgd:four", InvalidValue, "bits: expected `int`, got `str`"),

@@ -137,6 +137,90 @@ def test_a_layer_without_a_value_anywhere_keeps_what_was_left_out():
         assert not torch.allclose(residuals(worker)[0], kept[0], atol=1e-2)
 
 
+FED_BACK = [each for each in MEANS if summed_codec_of(each).biased]
+
+
+@pytest.mark.parametrize("codec", FED_BACK)
+def test_small_weights_do_not_carry_what_large_ones_left_out(codec):
+    """The last batch of an epoch: the values of all workers have a weight of 1/32."""
+    workers = workers_of(codec)
+    for step in range(20):
+        means(workers, drawn(seed=step))
+    before = [residuals(worker) for worker in workers]
+    values = [{n: each / 32 for n, each in own.items()} for own in drawn(seed=20)]
+    given = copies(values)
+    for worker, own in zip(workers, values, strict=True):
+        worker.encode(own, dict.fromkeys(SHAPES, 1 / 32))
+    collected([worker.over_workers() for worker in workers])
+    for n in SHAPES:
+        owed = sum(each[n] for each in before) / 3
+        assert (
+            32 * values[0][n].norm() < 5 + 2 * (owed + 32 * sum(own[n] for own in given) / 3).norm()
+        )
+        lack = sum(residuals(worker)[n] for worker in workers) / 3 - owed
+        expected = sum(own[n] for own in given) / 3
+        assert torch.allclose(values[0][n] + lack, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("codec", FED_BACK)
+@pytest.mark.parametrize("weight", [0.0, 0.1, 3.0])
+def test_undone_means_of_other_weights_leave_nothing(codec, weight):
+    [worker] = workers_of(codec, 1)
+    means([worker], drawn(1))
+    before, units = residuals(worker), {n: each.unit for n, each in worker.layers.items()}
+    own = {n: weight * each for n, each in drawn(1, seed=1)[0].items()}
+    worker.encode(own, dict.fromkeys(SHAPES, weight))
+    worker.undo()
+    worker.undo()  # there is nothing to undo any more
+    for n in SHAPES:
+        assert torch.allclose(residuals(worker)[n], before[n], atol=1e-4)
+        assert worker.layers[n].unit == units[n]
+
+
+@pytest.mark.parametrize("codec", FED_BACK)
+def test_a_worker_without_a_value_owes_what_it_owed(codec):
+    workers = workers_of(codec, 2)
+    means(workers, drawn(2))
+    kept = residuals(workers[1])
+    values = [
+        drawn(1, seed=1)[0],
+        {n: torch.zeros(each.size) for n, each in workers[1].layers.items()},
+    ]
+    workers[0].encode(values[0])
+    workers[1].encode(values[1], dict.fromkeys(SHAPES, 0.0))
+    collected([worker.over_workers() for worker in workers])
+    if "powersgd" not in codec:  # its factor is common: what is outside of it is the residual
+        assert all(torch.equal(residuals(workers[1])[n], kept[n]) for n in SHAPES)
+    else:
+        assert all(torch.allclose(residuals(workers[1])[n], kept[n], atol=1e-5) for n in SHAPES)
+
+
+def test_a_mean_of_factors_that_overflows_is_refused_and_undone():
+    [worker] = workers_of("powersgd:2", 1)
+    means([worker], drawn(1, seed=3))
+    with pytest.raises(NotFinite):
+        means(
+            [worker], [{n: torch.full((layer.size,), 2e37) for n, layer in worker.layers.items()}]
+        )
+    assert all(bool(each.isfinite().all()) for each in residuals(worker).values())
+    means([worker], drawn(1, seed=4))
+
+
+def test_a_loaded_state_replaces_what_was_there():
+    one, other = workers_of("onebit", 2)
+    means([one, other], drawn(2))
+    one.load({})
+    assert one.count == 0
+    assert all(each.residual is None and each.unit == 0 for each in one.layers.values())
+    [power] = workers_of("powersgd:2", 1)
+    with pytest.raises(InvalidValue, match="another model or codec"):
+        power.load(other.state())
+    wrong = other.state()
+    wrong["0"]["residual"] = wrong["0"]["residual"].long()
+    with pytest.raises(InvalidValue, match="int64"):
+        one.load(wrong)
+
+
 def test_what_layers_ask_for_at_one_time_travels_together():
     layers = {
         n: encoded_layer(summed_codec_of(codec), (64, 64), n)

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shoal
 
-WORLD, BATCH = 2, 64
+BATCH = 64
 
 
 def problem(rank):
@@ -32,14 +32,23 @@ def problem(rank):
     return model, batch
 
 
+def residuals(state):
+    """What a hook's codec has left out, by parameter."""
+    kept = {} if state is None else state.state_dict()
+    return {name: of["residual"] for name, of in kept.items() if name.isdecimal() and of}
+
+
 def main(rank, rendezvous, out, how):
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=WORLD)
+    world = how.get("world", 2)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world)
+    groups = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
+    group = groups[rank // 2]
     module, batch = problem(rank)
-    model = DistributedDataParallel(module, bucket_cap_mb=0.01)  # several buckets
+    model = DistributedDataParallel(module, bucket_cap_mb=0.01, process_group=group)
     state = None
     if how["codec"]:
-        state, hook = shoal.ddp_hook(how["codec"])
+        state, hook = shoal.ddp_hook(how["codec"], process_group=group)
         model.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     at = how.get("from", 0)
@@ -51,14 +60,19 @@ def main(rank, rendezvous, out, how):
             state.load_state_dict(saved["hook"])
     for _ in range(at):
         batch()
-    losses, finite = [], []
+    losses, finite, kept = [], [], -1.0
     for step in range(at, how["steps"]):
         x, y = batch()
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         if step == how.get("nan_at") and rank == 1:
             loss = loss * torch.nan
+        before = residuals(state)
         loss.backward()
+        if step == how.get("nan_at"):
+            kept = max(
+                float((after - before[n]).abs().max()) for n, after in residuals(state).items()
+            )
         finite.append(all(bool(p.grad.isfinite().all()) for p in module.parameters()))
         if finite[-1]:
             optimizer.step()
@@ -69,7 +83,8 @@ def main(rank, rendezvous, out, how):
                 kept["hook"] = state.state_dict()
             torch.save(kept, f"{out}-{rank}-{step + 1}.pt")
     flat = nn.utils.parameters_to_vector(module.parameters()).detach()
-    torch.save({"flat": flat, "losses": losses, "finite": finite}, f"{out}-{rank}.pt")
+    found = {"flat": flat, "losses": losses, "finite": finite, "kept": kept}
+    torch.save(found, f"{out}-{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import shoal
 from shoal.errors import InvalidValue, UnknownName
@@ -25,11 +26,11 @@ def trained(folder, name, **how):
             stderr=subprocess.PIPE,
             env={**os.environ, "SHOAL_ZYGOTE": "off"},  # gloo's threads and a fork do not go well
         )
-        for rank in range(2)
+        for rank in range(how.get("world", 2))
     ]
     said = [process.communicate(timeout=LIMIT_S)[1].decode() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    return [torch.load(f"{out}-{rank}.pt", weights_only=True) for rank in range(2)]
+    assert not any(process.returncode for process in processes), said
+    return [torch.load(f"{out}-{rank}.pt", weights_only=True) for rank in range(len(said))]
 
 
 def loss_of(ranks):
@@ -67,7 +68,17 @@ def test_a_gradient_that_is_not_finite_is_one_on_all_ranks(tmp_path):
     ranks = trained(tmp_path, "nan", codec="onebit", steps=30, nan_at=10)
     for rank in ranks:
         assert [n for n, fine in enumerate(rank["finite"]) if not fine] == [10]
+        assert 0 <= rank["kept"] < 1e-6
     assert torch.equal(ranks[0]["flat"], ranks[1]["flat"])
+
+
+@pytest.mark.real
+def test_ranks_of_a_group_of_their_own_have_means_of_their_own(tmp_path):
+    ranks = trained(tmp_path, "groups", codec="int:8", steps=5, world=4)
+    flat = [rank["flat"] for rank in ranks]
+    assert torch.equal(flat[0], flat[1])
+    assert torch.equal(flat[2], flat[3])
+    assert not torch.equal(flat[0], flat[2])
 
 
 @pytest.mark.real
@@ -108,3 +119,43 @@ def test_bad_codecs_and_states_are_refused(monkeypatch):
         state.steps = 1
         with pytest.raises(InvalidValue, match="before the first step"):
             state.load_state_dict(state.state_dict())
+
+
+def test_a_parameter_that_was_not_used_keeps_what_it_owes(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with OneProcess():
+        torch.manual_seed(0)
+        layers = torch.nn.ModuleList([torch.nn.Linear(40, 64), torch.nn.Linear(40, 64)])
+        model = DistributedDataParallel(Chosen(layers), find_unused_parameters=True)
+        state, hook = shoal.ddp_hook("onebit")
+        model.register_comm_hook(state, hook)
+        kept = []
+        for which in (0, 1, 0):
+            model(torch.randn(8, 40), which).square().mean().backward()
+            kept.append(
+                {n: each.get("residual") for n, each in state.state_dict().items() if n.isdecimal()}
+            )
+        assert torch.equal(*(kept[n][str(state._numbers[layers[1].weight])] for n in (1, 2)))
+        assert not torch.equal(*(kept[n][str(state._numbers[layers[0].weight])] for n in (1, 2)))
+
+
+class Chosen(torch.nn.Module):
+    """One of some layers, by its number."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x, which):
+        return self.layers[which](x)
+
+
+def test_an_error_of_a_collective_is_raised_by_backward(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with OneProcess():
+        model = DistributedDataParallel(torch.nn.Linear(40, 64))
+        state, hook = shoal.ddp_hook("int:8")
+        model.register_comm_hook(state, hook)
+        monkeypatch.setattr(type(state), "_collective", lambda self, request: 1 / 0)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
+            model(torch.randn(8, 40)).sum().backward()

@@ -112,6 +112,43 @@ def test_a_gradient_that_is_not_finite_ends_the_run_with_its_parameter():
     assert "0.weight" in error.value.message or "another worker" in error.value.message
 
 
+@pytest.mark.parametrize("codec", ["topk:0.01", "onebit", "powersgd:1"])
+@pytest.mark.parametrize("strategy", ["sync", "allreduce", "model_averaging"])
+def test_a_small_last_batch_does_no_harm(codec, strategy):
+    """One sample of 32 in the last batch, on all workers: residuals are those of whole batches."""
+    if (codec, strategy) == ("powersgd:1", "sync"):
+        codec = "topk:0.01+int:8"  # servers have no powersgd
+
+    def uneven(rank):
+        *most, (x, y) = batches(rank, 30)
+        return [*most, (x[:1], y[:1])]
+
+    settings = {"tau": 29, "exchange": "allreduce"} if strategy == "model_averaging" else {}
+    plain, workers = (train(each, strategy, uneven, **settings) for each in ("", codec))
+    assert last_loss(workers) < last_loss(plain) + 0.3
+
+
+def test_a_strategy_without_servers_takes_samples_in_any_number():
+    """Displacements are encoded in units of the usual weight: half precision ends at 65504."""
+    workers = train("fp16", "model_averaging", tau=40, exchange="allreduce")
+    plain = train("", "model_averaging", tau=40, exchange="allreduce")
+    torch.testing.assert_close(
+        workers[0].model.values["float32"], plain[0].model.values["float32"], rtol=2e-3, atol=2e-3
+    )
+
+
+def test_values_that_may_be_anything_have_no_codec():
+    with pytest.raises(InvalidValue, match="nonfinite is 'reject' or 'zero'"):
+        strategies["allreduce"](StrategyOptions(codec="int:8", nonfinite="allow"))
+
+
+def test_a_model_that_does_not_say_where_its_parameters_are_is_refused():
+    model = network()
+    model.spans = {}
+    with pytest.raises(InvalidValue, match="spans"):
+        codecs_of(model, StrategyOptions(codec="int:8"))
+
+
 def test_there_is_no_codec_of_what_nobody_pulls():
     with pytest.raises(InvalidValue, match="leave out server_codec 'int:8'"):
         strategies["allreduce"](StrategyOptions(server_codec="int:8"))

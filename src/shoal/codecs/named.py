@@ -69,7 +69,9 @@ def summed_codec_of(text: str) -> NamedCodec:
 def _named(text: str) -> NamedCodec:
     before, plus, behind = text.rpartition("+")
     if plus:
-        first, second = codec_of(before), codec_of(behind)
+        first, second = _named(before), _named(behind)
+        if not isinstance(first, Codec) or not isinstance(second, Codec):
+            raise InvalidValue(f"codec {text!r}: {PowerSGD.name} stands alone")
         if isinstance(second, Lossless):
             if first.varies:
                 raise InvalidValue(f"codec {text!r}: one lossless stage is enough")

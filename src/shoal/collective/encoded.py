@@ -16,6 +16,7 @@ from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from math import prod, sqrt
 from struct import pack
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from shoal.codecs import Codec, NamedCodec, residual_of
-from shoal.codecs.base import subtract
+from shoal.codecs.base import NOTHING, subtract
 from shoal.codecs.power import PowerSGD, orthonormal
 from shoal.collective.base import AllGather, AllReduce
 from shoal.errors import BadEncoding, InvalidValue, NotFinite
@@ -45,6 +46,7 @@ class AllOf(NamedTuple):
     data: np.ndarray
 
 
+NO_WEIGHTS: Mapping[int, float] = MappingProxyType({})
 LayerProgram = Generator[MeanOf | AllOf, Any, None]
 
 
@@ -54,7 +56,9 @@ class EncodedLayer(ABC):
     Attributes:
         codec: the codec.
         encoded_bytes: the bytes that the last values became.
-        residual: what encodings have left out, (n,) float32; None if nothing was.
+        residual: what encodings have left out, (n,) float32; None if nothing was. It is in units of
+            the values, which have been multiplied by the worker's weight.
+        unit: the weight of what has left it.
         measures: whether to measure the next mean.
         norm: the sum of the squared values of the last mean that was measured, with the residual.
         error: the sum of the squares of what its encoding has left out.
@@ -65,20 +69,63 @@ class EncodedLayer(ABC):
         self.size = prod(shape)
         self.encoded_bytes = codec.bytes_of(shape)
         self.residual: np.ndarray | None = None
+        self.unit = 0.0
         self.measures = False
         self.norm = self.error = 0.0
+        self._before = 0.0, NOTHING  # the unit, and the residual if not all of it was added
 
-    @abstractmethod
-    def encode(self, values: np.ndarray, key: int) -> None:
-        """Encode values, (n,) float32.
+    def encode(self, values: np.ndarray, weight: float, key: int) -> None:
+        """Encode values of a weight, (n,) float32, and the residual, or a part of it.
+
+        A residual that values of weight 32 have left would be 32 times as large beside values of
+        weight 1, if those of all workers are as small, as in the last batch of an epoch. So it goes
+        out with the weight of the values at most, and the rest of it later.
 
         Raises:
             NotFinite: a value cannot be encoded; nothing has changed, up to rounding.
         """
+        if self.residual is None and self.codec.biased:
+            self.residual = residual_of(self.size)
+        share = 1.0 if weight >= self.unit else weight / self.unit
+        whole = self.residual is None or share == 1
+        self._before = (
+            self.unit,
+            NOTHING if self.residual is None or whole else self.residual.copy(),
+        )
+        try:
+            self._encode(values, share, key)
+        except NotFinite:
+            self._restore()
+            raise
+        self.unit = weight if whole else self.unit * (1 - share) + weight * share
+        self._rest = 1 - share
 
     @abstractmethod
+    def _encode(self, values: np.ndarray, share: float, key: int) -> None:
+        """Encode values + share * residual; the residual becomes what this leaves out, soon."""
+
+    @abstractmethod
+    def _undo(self) -> None:
+        """Make the residual what it was before `_encode` with share 1, up to rounding."""
+
     def undo(self) -> None:
         """Make the residual what it was before `encode`, up to rounding."""
+        if not self._restore():
+            self._undo()
+        self.unit = self._before[0]
+
+    def _restore(self) -> bool:
+        """Restore a residual of which only a part was added; return whether it was so."""
+        kept = self._before[1]
+        if self.residual is not None and len(kept):
+            self.residual[:] = kept
+        return bool(len(kept))
+
+    def _keep_rest(self) -> None:
+        """Add the part of the residual that was not encoded to what the encoding has left out."""
+        kept = self._before[1]
+        if self.residual is not None and len(kept):
+            self.residual += np.float32(self._rest) * kept
 
     @abstractmethod
     def mean(self, into: np.ndarray) -> LayerProgram:
@@ -86,23 +133,29 @@ class EncodedLayer(ABC):
 
     def state(self) -> State:
         """Return a copy of what the codec keeps, by name."""
-        return {} if self.residual is None else {"residual": torch.from_numpy(self.residual.copy())}
+        if self.residual is None:
+            return {}
+        return {"residual": torch.from_numpy(self.residual.copy()), "unit": self.unit}
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` has returned.
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` has returned; nothing is kept of what was there.
 
         Raises:
-            InvalidValue: it is of a layer of another size.
+            InvalidValue: it is of another layer or codec.
         """
+        self.residual, self.unit = None, 0.0
         if "residual" in state:
             self.residual = residual_of(self.size)
-            self._copy(state["residual"], torch.from_numpy(self.residual))
+            self._copy(state, "residual", torch.from_numpy(self.residual))
+            self.unit = float(state["unit"])
 
-    def _copy(self, given: Tensor, into: Tensor) -> None:
-        if given.shape != into.shape:
+    def _copy(self, state: Mapping[str, Any], name: str, into: Tensor) -> None:
+        given = torch.as_tensor(state.get(name, ()))
+        if given.shape != into.shape or not given.is_floating_point():
             raise InvalidValue(
-                f"codec {self.codec} has kept {tuple(given.shape)} of a layer of {self.size} "
-                f"values, and needs {tuple(into.shape)}: this is another model"
+                f"codec {self.codec} keeps the {name} of a layer of {self.size} values as "
+                f"{tuple(into.shape)}, and the state has {tuple(given.shape)} of {given.dtype}: it "
+                "is of another model or codec"
             )
         into.copy_(given)
 
@@ -117,10 +170,8 @@ class BytesLayer(EncodedLayer):
         self._data = np.empty(self.encoded_bytes, np.uint8)
         self._values = np.empty(0, np.float32)
 
-    def encode(self, values: np.ndarray, key: int) -> None:
-        if self.residual is None and self.codec.biased:
-            self.residual = residual_of(self.size)
-        self.codec.encode(values, self._data, residual=self.residual, key=key)
+    def _encode(self, values: np.ndarray, share: float, key: int) -> None:
+        self.codec.encode(values, self._data, residual=self.residual, gain=share, key=key)
         self._values = values
         if self.measures:
             self.measures = False
@@ -133,26 +184,28 @@ class BytesLayer(EncodedLayer):
         whole = self._values if self.residual is None else decoded + left
         self.norm, self.error = float(np.vdot(whole, whole)), float(np.vdot(left, left))
 
-    def undo(self) -> None:
+    def _undo(self) -> None:
         if self.residual is not None:
             self.codec.take_back(self._data, self._values, self.residual)
 
     def mean(self, into: np.ndarray) -> LayerProgram:
         if self.codec.summed:
-            wire = torch.from_numpy(self._data[self.codec.head(self.size) :])
+            data = self._data.copy()
+            wire = torch.from_numpy(data[self.codec.head(self.size) :])
             yield MeanOf(wire.view(getattr(torch, self.codec.summed)))
             try:
-                self.codec.decode(self._data, into)
+                self.codec.decode(data, into)
             except BadEncoding:  # each worker's own values were finite
                 raise NotFinite(f"the workers' sum is too large for codec {self.codec}") from None
-            return
-        own = yield AllOf(self._data)
-        self.codec.decode(own[0], into)
-        other = np.empty_like(into)
-        for data in own[1:]:
-            self.codec.decode(data, other)
-            into += other
-        into /= np.float32(len(own))
+        else:
+            every = yield AllOf(self._data)
+            self.codec.decode(every[0], into)
+            other = np.empty_like(into)
+            for data in every[1:]:
+                self.codec.decode(data, other)
+                into += other
+            into /= np.float32(len(every))
+        self._keep_rest()
 
 
 class PowerLayer(EncodedLayer):
@@ -173,19 +226,20 @@ class PowerLayer(EncodedLayer):
         self._first = torch.empty(rows, rank)
         self._values = np.empty(0, np.float32)
 
-    def encode(self, values: np.ndarray, key: int) -> None:
-        if self.residual is None:
-            self.residual = residual_of(self.size)
+    def _encode(self, values: np.ndarray, share: float, key: int) -> None:
+        assert self.residual is not None
         self._values = values
         if np.isfinite(values).all():
+            if share != 1:
+                self.residual *= np.float32(share)
             self.residual += values  # the matrix, until its mean is known
             torch.mm(self._matrix(), self.second, out=self._first)
             if np.isfinite(self._first.numpy()).all():
                 return
-            self.undo()
+            self._undo()
         raise NotFinite(f"a value is NaN, infinite or too large for codec {self.codec}")
 
-    def undo(self) -> None:
+    def _undo(self) -> None:
         assert self.residual is not None
         subtract(self._values, self.residual, 1.0)
 
@@ -193,14 +247,18 @@ class PowerLayer(EncodedLayer):
         yield MeanOf(self._first.view(-1))
         first = orthonormal(self._first)
         own = self._matrix().T @ first
-        self.second = own.clone()
-        yield MeanOf(self.second.view(-1))
-        torch.mm(first, self.second.T, out=torch.from_numpy(into).view(self._shape))
+        second = own.clone()
+        yield MeanOf(second.view(-1))
+        torch.mm(first, second.T, out=torch.from_numpy(into).view(self._shape))
+        if not (np.isfinite(into).all() and bool(own.isfinite().all())):
+            raise NotFinite(f"the mean is too large for codec {self.codec}")
+        self.second = second
         left = self._matrix().addmm_(first, own.T, alpha=-1)
         if self.measures:
             self.measures = False
             self.error = float(left.square().sum())
             self.norm = float(own.square().sum()) + self.error
+        self._keep_rest()
 
     def _matrix(self) -> Tensor:
         assert self.residual is not None
@@ -209,9 +267,10 @@ class PowerLayer(EncodedLayer):
     def state(self) -> State:
         return {**super().state(), "second": self.second.clone()}
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         super().load(state)
-        self._copy(state["second"], self.second)
+        if state:
+            self._copy(state, "second", self.second)
 
 
 def encoded_layer(codec: NamedCodec, shape: tuple[int, ...], key: int = 0) -> EncodedLayer | None:
@@ -255,11 +314,17 @@ class EncodedMean:
         """Count a mean that is not encoded."""
         self.count += 1
 
-    def encode(self, values: Mapping[int, Tensor], number: int | None = None) -> None:
+    def encode(
+        self,
+        values: Mapping[int, Tensor],
+        weights: Mapping[int, float] = NO_WEIGHTS,
+        number: int | None = None,
+    ) -> None:
         """Encode the values of some layers.
 
         Args:
             values: by number, (n,) of a floating-point dtype; `over_workers` replaces them.
+            weights: by number, the weight that the values have been multiplied by, if not 1.
             number: the number of this mean; by default it is the next one.
 
         Raises:
@@ -271,7 +336,7 @@ class EncodedMean:
             layer = self.layers[name]
             floats = given.detach().to("cpu", torch.float32).numpy()
             try:
-                layer.encode(floats, self._key(name, layer.codec))
+                layer.encode(floats, weights.get(name, 1.0), self._key(name, layer.codec))
             except NotFinite as error:
                 self.undo()
                 raise NotFinite(f"layer {name}: {error}") from None
@@ -285,7 +350,8 @@ class EncodedMean:
 
     def undo(self, numbers: Collection[int] | None = None) -> None:
         """Undo the encoding of layers, or of some, up to rounding."""
-        for number in self._floats.keys() if numbers is None else {*numbers} & {*self._floats}:
+        for number in {*self._floats} if numbers is None else {*numbers} & {*self._floats}:
+            del self._floats[number]
             self.layers[number].undo()
 
     def over_workers(
@@ -299,10 +365,14 @@ class EncodedMean:
         """
         self.undo(without)
         programs, into = {}, {}
-        for number in sorted(self._floats.keys() - {*without}):
+        for number in sorted(self._floats):
             into[number] = np.empty_like(self._floats[number])
             programs[number] = self.layers[number].mean(into[number])
-        yield from in_step(programs)
+        try:
+            yield from in_step(programs)
+        except NotFinite:
+            self.undo()
+            raise
         for number, mean in into.items():
             self._values[number].copy_(torch.from_numpy(mean))
         self._floats = {}
@@ -334,13 +404,12 @@ class EncodedMean:
         Raises:
             InvalidValue: it is of other layers.
         """
-        self.count = int(state["count"])
-        for number, some in state.items():
-            if number == "count":
-                continue
-            if int(number) not in self.layers:
-                raise InvalidValue(f"the state has a layer {number}, which has no codec here")
-            self.layers[int(number)].load(some)
+        self.count = int(state.get("count", 0))
+        some = {int(name): of for name, of in state.items() if name.isdecimal()}
+        if unknown := some.keys() - self.layers.keys():
+            raise InvalidValue(f"the state has a layer {min(unknown)}, which has no codec here")
+        for number, layer in self.layers.items():
+            layer.load(some.get(number, {}))
 
 
 def in_step(programs: Mapping[int, LayerProgram]) -> Generator[AllReduce | AllGather, Any, None]:

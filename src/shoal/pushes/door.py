@@ -153,7 +153,7 @@ class Door:
                         op = self._finite.checked_push(op)
                 except NotFinite:  # nothing is sent, so nothing is left out
                     for each, undo in reversed(done):
-                        each.undo(undo, ask.weight)
+                        each.undo(undo)
                     raise
                 pushes.append(op)
             self._decodes(ask, pushes)

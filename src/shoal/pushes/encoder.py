@@ -1,7 +1,8 @@
 """Encoder: encodes a worker's pushes to one table, and keeps what its codecs leave out.
 
 The residual is kept times the weight of the push that has left it: with merge "mean" a push counts
-by its weight, and what it lacks has to count as much in a later push of another weight.
+by its weight, and what it lacks has to count as much in a later push of another weight. In a push
+of a smaller weight a part of it counts, and the rest stays.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from math import sqrt
 from struct import pack
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,7 +26,22 @@ from shoal.tables.dense.rows import DTYPES
 from shoal.tables.encoding import Encoding, Fragment, FragmentValues, LayerFigures, Measured
 from shoal.tables.spec import TableSpec
 
-Undo = list[tuple[int, FragmentValues]]  # of each fragment of a push: its number, and its values
+
+class Encoded(NamedTuple):
+    """A fragment that was encoded, as `Encoder.undo` needs it.
+
+    number: its number
+    unit:   the weight in whose units its residual was
+    kept:   the residual, if not all of it was added
+    """
+
+    number: int
+    values: FragmentValues
+    unit: float
+    kept: np.ndarray | None
+
+
+Undo = list[Encoded]  # the fragments of a push
 
 
 class Encoder:
@@ -74,24 +91,29 @@ class Encoder:
         done: Undo = []
         for fragment in fragments:
             index, residual, gain = self._begin(op.rows, fragment, weight)
+            unit = float(self.units[index])
+            kept = residual.copy() if residual is not None and weight < unit else None
             values = data[item * fragment.first : item * (fragment.first + fragment.length)]
             into = encoded[at : at + fragment.nbytes]
             given = FragmentValues(fragment, values, into, residual, gain)
             try:
                 given = self._encoding.encode(given, key)
             except NotFinite:
-                self.undo(done, weight)
+                self.undo(done)
                 raise
-            done.append((index, given))
-            self.units[index] = weight
+            done.append(Encoded(index, given, unit, kept))
+            if kept is None:
+                self.units[index] = weight
+            else:
+                self._keep_the_rest(index, given, weight, kept)
             at += len(given.into)
-        encoded, sizes = encoded[:at], tuple(len(each.into) for _, each in done)
+        encoded, sizes = encoded[:at], tuple(len(each.values.into) for each in done)
         self._count += 1
         self.raw_bytes += data.nbytes
         self.encoded_bytes += encoded.nbytes
         if self._measures:
             self._measures = False
-            self._measured = [m for _, each in done for m in self._encoding.measured(each)]
+            self._measured = [m for each in done for m in self._encoding.measured(each.values)]
         return msgspec.structs.replace(op, values=encoded.data, sizes=sizes), done
 
     def figures(self) -> list[LayerFigures]:
@@ -118,22 +140,48 @@ class Encoder:
         values = torch.frombuffer(into, dtype=DTYPES[self.spec.dtype]).view(-1, self.spec.width)
         self._encoding.decode(op.rows, op.values, op.sizes, values)
 
-    def undo(self, done: Undo, weight: float) -> None:
-        """Make the residual what it was before a push of that weight, up to rounding."""
-        weight = weight if self._weighs else 1.0
-        for index, each in done:
-            self._encoding.take_back(each)
-            self.units[index] = each.gain * weight
+    def undo(self, done: Undo) -> None:
+        """Make the residual what it was before a push, up to rounding."""
+        for index, values, unit, kept in done:
+            if kept is None:
+                self._encoding.take_back(values)
+            elif values.residual is not None:
+                values.residual[:] = kept
+            self.units[index] = unit
+
+    def _keep_the_rest(
+        self, index: int, values: FragmentValues, weight: float, kept: np.ndarray
+    ) -> None:
+        """Keep what a push of a smaller weight leaves of the residual.
+
+        A residual that a push of weight 32 has left would be 32 times as large beside a gradient of
+        weight 1, as in the last batch of an epoch, where all pushes of the round are as small. So
+        it goes out with the weight of its push at most, and the rest of it later.
+
+        values:  what was encoded, with a gain of 1; the residual is what its codec has left out
+        kept:    the residual before
+        """
+        residual, unit = values.residual, float(self.units[index])
+        assert residual is not None
+        whole = len(residual) == len(self._fragment(index))
+        mixed = unit - weight + weight * weight / unit if whole else unit
+        residual *= np.float32(weight / mixed)
+        residual += np.float32((unit - weight) / mixed) * kept
+        self.units[index] = mixed
+
+    def _fragment(self, index: int) -> np.ndarray:
+        """Return the residual of a whole fragment."""
+        first, last = index * self.spec.fragment_rows, (index + 1) * self.spec.fragment_rows
+        return self._rows(KeyRange(first, min(last, self.spec.rows)))
 
     def _begin(
         self, rows: KeyRange, fragment: Fragment, weight: float
     ) -> tuple[int, np.ndarray | None, float]:
         """Return the number of a fragment in its table, its residual, and the residual's gain."""
         index, residual = self._left(rows, fragment)
-        gain = float(self.units[index]) / weight
+        gain = min(1.0, float(self.units[index]) / weight)
         if residual is not None and gain != 1:
-            first, last = index * self.spec.fragment_rows, (index + 1) * self.spec.fragment_rows
-            whole = self._rows(KeyRange(first, min(last, self.spec.rows)))
+            whole = self._fragment(index)
             if len(whole) != len(residual):  # the rest of the fragment keeps its residual
                 whole *= np.float32(gain)
                 self.units[index], gain = weight, 1.0

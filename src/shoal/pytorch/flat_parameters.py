@@ -76,7 +76,7 @@ class FlatParams:
         groups: the number of the parameter group of each buffer.
         spans: the start of each parameter with its name and shape, by buffer; with the codec
             "exact" for vectors and small parameters.
-        shapes: the shape of each parameter, by buffer.
+        shapes: the shape of each parameter, by buffer, its dimensions in the order of memory.
         absent: the numbers of the parameters without a gradient, by buffer; only for buffers that
             have some. `collect` sets it.
         idle: the buffers whose parameters are all frozen.
@@ -141,7 +141,7 @@ class FlatParams:
             spans.append(Span(offset, told[:200] if named else "", codec))
             offset += -(-parameter.numel() // ALIGN) * ALIGN
         self.spans[buffer] = tuple(spans)
-        self.shapes[buffer] = tuple(tuple(each.shape) for each in parameters)
+        self.shapes[buffer] = tuple(shape_in_memory(each) for each in parameters)
         self.values[buffer] = torch.from_numpy(values).view(dtype)
         self.wires[buffer] = torch.from_numpy(wire).view(dtype)
         self.grads[buffer] = self.wires[buffer][:-WIRE_TAIL]
@@ -347,6 +347,17 @@ def _copy(into: list[Tensor], given: list[Tensor]) -> None:
         return
     for place, gradient in zip(into, given, strict=True):
         place.copy_(gradient if gradient.layout is torch.strided else gradient.to_dense())
+
+
+def shape_in_memory(parameter: Tensor) -> tuple[int, ...]:
+    """Return a shape whose dimensions are in the order of memory, the slowest first.
+
+    >>> shape_in_memory(torch.empty(2, 3).t())
+    (2, 3)
+    """
+    strides = _strides(parameter)
+    order = sorted(range(parameter.ndim), key=lambda n: -strides[n])
+    return tuple(parameter.shape[n] for n in order)
 
 
 def is_encoded(parameter: Tensor) -> bool:

@@ -223,6 +223,10 @@ class Strategy(ABC):
                 f"strategy {self.name!r} sends parameters from worker to worker, and codecs are for "
                 f"pushes to servers and for sums over the workers: leave out codec {codec!r}"
             )
+        if codec and self.options.nonfinite == "allow":
+            raise InvalidValue(
+                f"codec {codec!r} encodes finite values, so nonfinite is 'reject' or 'zero'"
+            )
         if pulled not in ("", "none") and not self.traits.uses_servers:
             raise InvalidValue(
                 f"strategy {self.name!r} has its parameters on workers, and server_codec is for "

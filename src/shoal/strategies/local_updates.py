@@ -147,7 +147,8 @@ class LocalUpdates(Strategy):
         self._before = {buffer: torch.clone(values) for buffer, values in model.values.items()}
         self._weight, self._steps = 0.0, 0
         if not self.traits.uses_servers:
-            codecs = codecs_of(model, self.options)
+            usual = self.options.batch * max(1, self.period(0))
+            codecs = codecs_of(model, self.options, usual)
             self._mean = WeightedMean(wires, model.spans, tuple(model.idle), codecs)
             self._mean.load_state_dict(self._kept)
             self._outer = self._outer or self._new_outer()

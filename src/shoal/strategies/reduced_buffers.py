@@ -8,7 +8,7 @@ from struct import pack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.collective.base import AllReduce
-from shoal.errors import NotFinite
+from shoal.errors import InvalidValue, NotFinite
 from shoal.keys import digest64
 from shoal.strategies.base import WIRE_TAIL, Model, Program, StrategyOptions
 from shoal.strategies.layer_codecs import check_patterns, with_codecs
@@ -49,8 +49,17 @@ class ReducedBuffer:
         found: list[float] = self._tail.tolist()
         return found
 
-    def begin(self, share: float, told: Sequence[float], rates: Mapping[str, float]) -> Program:
-        """Weigh the values, and reduce those that travel as they are, with the figures."""
+    def begin(
+        self,
+        share: float,
+        told: Sequence[float],
+        rates: Mapping[str, float],
+        absent: Collection[int] = (),
+    ) -> Program:
+        """Weigh the values, and reduce those that travel as they are, with the figures.
+
+        absent:  the parameters that this worker has no value for
+        """
         self._weigh(share, told, rates)
         self._tail.copy_(self._told)
         yield self._reduction
@@ -79,6 +88,8 @@ class CodecsOfBuffer(NamedTuple):
         begins_at: the number of means before the first that is encoded.
         zeroes: whether NaNs and infinities become 0, and are not an error.
         names: the names of the parameters.
+        usual: the usual weight, the same on all workers; values are encoded in units of it, so that
+            their size is that of the values themselves.
     """
 
     places: Mapping[int, slice]
@@ -86,6 +97,7 @@ class CodecsOfBuffer(NamedTuple):
     begins_at: int
     zeroes: bool
     names: Sequence[str]
+    usual: float = 1.0
 
 
 class EncodedBuffer(ReducedBuffer):
@@ -99,49 +111,58 @@ class EncodedBuffer(ReducedBuffer):
         import torch
 
         super().__init__(name, wire)
-        self._places, self._encoded, self._begins_at, self._zeroes, self._names = codecs
+        self._places, self._encoded, self._begins_at, self._zeroes, self._names = codecs[:5]
+        self._usual = codecs.usual
         self._exact = [*_between(self._places, len(self.values))]
         self._sizes = [each.stop - each.start for each in self._exact]
         self._plain = self._reduction, self._tail
         self._rest = torch.zeros(sum(self._sizes) + WIRE_TAIL + 1, dtype=wire.dtype)
         self._fault = self._rest[-1:]  # the share of workers that cannot encode their values
+        self._parts = self._rest[: -WIRE_TAIL - 1]
+        self._exact_reduction = AllReduce(self._rest, mean=True)
         self._encodes = False
 
-    def begin(self, share: float, told: Sequence[float], rates: Mapping[str, float]) -> Program:
+    def begin(
+        self,
+        share: float,
+        told: Sequence[float],
+        rates: Mapping[str, float],
+        absent: Collection[int] = (),
+    ) -> Program:
         import torch
 
         self._encodes = self._encoded.count >= self._begins_at
         if not self._encodes:
             self._encoded.skip()
             self._reduction, self._tail = self._plain
-            yield from super().begin(share, told, rates)
+            yield from super().begin(share, told, rates, absent)
             return
         self._weigh(share, told, rates)
-        fault = self._encode()
-        self._reduction = AllReduce(self._rest, mean=True)
+        if self._zeroes:
+            self.values[~self.values.isfinite()] = 0
+        fault = self._encode(share, absent)
+        self._reduction = self._exact_reduction
         self._tail = self._rest[-WIRE_TAIL - 1 : -1]
         self._tail.copy_(self._told)
         self._fault.fill_(fault is not None)
-        pieces = torch.split(self._rest[: -WIRE_TAIL - 1], self._sizes)
+        pieces = torch.split(self._parts, self._sizes)
         for place, piece in zip(self._exact, pieces, strict=True):
             piece.copy_(self.values[place])
         yield self._reduction
         if float(self._fault):
-            if fault is None:
-                self._encoded.undo()
-                raise NotFinite("a value of another worker is NaN, infinite, or cannot be encoded")
-            raise fault
+            raise fault or NotFinite("a value of another worker is NaN, infinite or too large")
         for place, piece in zip(self._exact, pieces, strict=True):
             self.values[place].copy_(piece)
 
-    def _encode(self) -> NotFinite | None:
+    def _encode(self, share: float, absent: Collection[int]) -> NotFinite | None:
         """Encode the parameters with a codec; return the error, with which nothing has changed."""
         values = {number: self.values[place] for number, place in self._places.items()}
-        if self._zeroes:
+        if self._usual != 1:
             for each in values.values():
-                each[~each.isfinite()] = 0
+                each.div_(self._usual)
+        weights = {n: 0.0 if n in absent else share / self._usual for n in values}
         try:
-            self._encoded.encode(values)
+            self._encoded.encode(values, weights)
         except NotFinite as error:
             bad = [n for n, each in values.items() if not bool(each.isfinite().all())]
             names = ", ".join(self._names[number] or str(number) for number in bad[:3])
@@ -152,6 +173,8 @@ class EncodedBuffer(ReducedBuffer):
     def end(self, without: Collection[int] = ()) -> Program:
         if self._encodes:
             yield from self._encoded.over_workers(without)
+            for place in self._places.values() if self._usual != 1 else ():
+                self.values[place].mul_(self._usual)
 
     def undo(self) -> None:
         if self._encodes:
@@ -174,8 +197,12 @@ class EncodedBuffer(ReducedBuffer):
         self._encoded.load(state)
 
 
-def codecs_of(model: Model, options: StrategyOptions) -> dict[str, CodecsOfBuffer]:
+def codecs_of(
+    model: Model, options: StrategyOptions, usual: float = 1.0
+) -> dict[str, CodecsOfBuffer]:
     """Return the codecs of a strategy's parameters, by buffer with any.
+
+    usual:  the usual weight of the values
 
     Raises:
         UnknownName, InvalidValue: no such codec, or a pattern of names fits no parameter.
@@ -183,8 +210,13 @@ def codecs_of(model: Model, options: StrategyOptions) -> dict[str, CodecsOfBuffe
     if not options.codec_name:
         return {}
     check_patterns([*model.spans.values()], options.codec)
+    if missing := model.values.keys() - model.spans.keys():
+        raise InvalidValue(
+            f"codecs go by the model's parameters, and it does not say where those of buffer "
+            f"{min(missing)!r} are (`spans` and `shapes`)"
+        )
     found = {buffer: _codecs_of_buffer(model, options, buffer) for buffer in model.values}
-    return {buffer: of for buffer, of in found.items() if of.places}
+    return {buffer: of._replace(usual=usual) for buffer, of in found.items() if of.places}
 
 
 def _codecs_of_buffer(model: Model, options: StrategyOptions, buffer: str) -> CodecsOfBuffer:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shoal.collective.base import AllReduce
+from shoal.errors import NotFinite
 from shoal.protocol.requests import EnterBarrier
 from shoal.strategies.base import NONE, Model, Numbers, Program
 from shoal.strategies.reduced_buffers import CodecsOfBuffer, EncodedBuffer, ReducedBuffer
@@ -94,15 +95,25 @@ class WeightedMean:
 
         Raises:
             NotFinite: a worker's value is NaN or infinite, or too large for its codec; raised on
-                all workers.
+                all workers, and what codecs have left out is as it was.
         """
+        try:
+            return (yield from self._over_workers(share, absent, flag, rates))
+        except NotFinite:
+            for buffer in (*self._used, *self._idle):
+                buffer.undo()
+            raise
+
+    def _over_workers(
+        self, share: float, absent: Numbers, flag: bool, rates: Mapping[str, float]
+    ) -> Generator[Any, Any, Mean]:
         lacks = any(each.name in absent for each in self._used)
         woken = any(self._has_some(each, absent) for each in self._idle) and share > 0
         told = share, float(lacks), float(flag), float(woken)
         found = {}
         for buffer in self._used:
             self._clear(buffer, absent)
-            yield from buffer.begin(share, told, rates)
+            yield from buffer.begin(share, told, rates, absent.get(buffer.name, ()))
             weight, lacking, flagged, waking, rate = buffer.figures
             if weight:
                 found[buffer.name] = rate / weight
@@ -110,7 +121,7 @@ class WeightedMean:
         if waking:
             for buffer in self._idle:
                 self._clear(buffer, absent)
-                yield from buffer.begin(share, told, rates)
+                yield from buffer.begin(share, told, rates, absent.get(buffer.name, ()))
             buffers = [*self._used, *self._idle]
         if not weight:
             for buffer in buffers:

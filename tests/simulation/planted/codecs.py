@@ -112,7 +112,7 @@ def replicas_decode_nothing():
 
     def decode(self, changes):
         for each in changes:
-            if each.staged.encoded is not None:
+            if each.staged is not None and each.staged.encoded is not None:
                 each.staged.is_decoded()
 
     with patch.object(Replayer, "_decode", decode):
@@ -142,4 +142,19 @@ def replicas_merge_without_the_last_push():
         return found[:-1] if len(found) > 1 else found
 
     with patch.object(RoundLoad, "with_ways", with_ways):
+        yield
+
+
+@contextmanager
+def what_goes_back_begins_where_the_largest_fragments_would():
+    """The number of a fragment's bytes depends on its values; here all have the most."""
+    right = Encoder.give_back
+
+    def give_back(self, op, weight, rows):
+        most = tuple(fragment.nbytes for fragment in self._encoding.cut(op.rows))
+        lacks = bytes(max(0, sum(most) - op.values.nbytes))
+        values = memoryview(bytes(op.values) + lacks)
+        right(self, msgspec.structs.replace(op, sizes=most, values=values), weight, rows)
+
+    with patch.object(Encoder, "give_back", give_back):
         yield

@@ -25,7 +25,7 @@ from shoal.tables.spec import TableSpec
 
 ROWS, FRAGMENT = 24, 8
 NAME, CODEC = "encoded", "int:4:scale=power:block=8"
-PACKED_CODEC = "int:4:scale=power:block=2+zlib"  # zeros become fewer bytes than other values
+PACKED_CODEC = "int:8:scale=power:block=8+zlib"  # zeros become fewer bytes than other values
 PACKED = 0.3  # share of the seeds with this one
 ZEROS = 0.4  # share of the fragments that are zero there
 UNSURE_MOST = 8  # pushes with unknown outcome of a fragment, whose combinations are tried

@@ -386,7 +386,8 @@ class Ring:
             if one.gathered:
                 self._resolve(one, out, value=one.result())
             before = self._neighbours()[0].name
-            if not one.gathered or number % TOLD_EVERY == 0 or before in self.left:
+            large = one.values.nbytes > self._sizes[1]
+            if not one.gathered or large or number % TOLD_EVERY == 0 or before in self.left:
                 self._tell(out)
         if one.taken:
             self._end(number, out)

@@ -45,6 +45,17 @@ def accuracies(text: str) -> list[float]:
     return [float(found) for found in re.findall(r"accuracy (0\.\d+|1\.0+)", text)]
 
 
+def test_a_codec_of_ones_own(tmp_path):
+    codec = str(EXAMPLES / "own_codec.py:FixedPoint:10")
+    command = [*SHOAL, "train", "digits", "--epochs", "8", "--codec", codec, "--json"]
+    summary = json.loads(output_of([*command, "--servers", "2", "--replicas", "2"], tmp_path))
+    assert summary["accuracy"] > 0.85
+    [run] = (tmp_path / "shoal-runs").iterdir()
+    told = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    layers = [each for each in told if each["kind"] == "codec" and each["codec"] == "fixed:10"]
+    assert layers[0]["raw_bytes"] == 2 * layers[0]["encoded_bytes"]
+
+
 @pytest.mark.parametrize(("how", "workers"), [(PYTHON, 1), (SHOAL_RUN, 2)], ids=["python", "run"])
 def test_kv(how, workers, tmp_path):
     text = output_of([*how, str(EXAMPLES / "kv.py")], tmp_path)

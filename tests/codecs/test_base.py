@@ -7,6 +7,7 @@ from shoal.codecs import Codec, codec_of, codecs, residual_of
 from shoal.testing.codecs import CODEC_LAWS
 
 TEXTS = [
+    *("levels:0,1", "levels:0,1,3,10:round=nearest", "levels:0,0.1,0.3,0.7,1:block=64"),
     "int:8+zstd",
     "onebit+zlib:9",
     "topk:0.1+int:8+lz4",

@@ -24,7 +24,7 @@ def test_a_codec_as_text_is_the_text_that_makes_it(text):
 
 
 def test_every_codec_has_a_summary_and_a_source():
-    assert len([*codecs]) == 16
+    assert len([*codecs]) == 17
     assert all(codecs[name].summary and codecs[name].source for name in codecs)
 
 
@@ -35,6 +35,9 @@ def test_every_codec_has_a_summary_and_a_source():
         ("", UnknownName, "unknown codec ''"),
         ("qsgd:4:nrom=l2", UnknownName, "option of codec 'qsgd' 'nrom'.*did you mean 'norm'"),
         ("int:3", InvalidValue, "codec 'int:3', bits: invalid enum value 3"),
+        ("levels:1,2", InvalidValue, "rising numbers from 0.*not '1,2'"),
+        ("levels:0,2,1", InvalidValue, "rising numbers from 0"),
+        ("levels:0,x", InvalidValue, "rising numbers from 0"),
         ("powersgd:2+int:8", InvalidValue, "powersgd stands alone"),
         ("qsgd:9", InvalidValue, "bits: expected `int` <= 8"),
         ("qsgd:1", InvalidValue, "bits: expected `int` >= 2"),

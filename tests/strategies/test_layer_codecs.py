@@ -1,16 +1,20 @@
 """Which codec a layer gets, and jobs whose codecs are refused before anything starts."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-from shoal.errors import InvalidValue, UnknownName
+from shoal.codecs import codec_of
+from shoal.errors import InvalidValue, NotImportable, UnknownName
 from shoal.pytorch.flat_parameters import FlatParams
 from shoal.runs.job import JobSpec
 from shoal.strategies import StrategyOptions, strategies
-from shoal.strategies.layer_codecs import check_codecs, with_codecs
+from shoal.strategies.layer_codecs import check_codecs, code_in, registered, with_codecs
 from shoal.tables.encoding import Encoding
 from shoal.tables.spec import Span
+from shoal.testing.codecs import CODEC_LAWS
 
 
 @pytest.fixture
@@ -96,6 +100,44 @@ def test_unknown_codecs_are_refused_with_near_names():
     with pytest.raises(InvalidValue, match="no residual"):
         check_codecs("", "topk:0.1")
     check_codecs({"*": "none"}, "none")
+
+
+OWN = Path(__file__).parents[2] / "examples" / "own_codec.py"
+
+
+@pytest.mark.parametrize("law", CODEC_LAWS, ids=lambda law: law.__name__)
+def test_a_codec_of_a_file_keeps_the_laws(law):
+    law(codec_of(registered(f"{OWN}:FixedPoint:6")))
+
+
+def test_codecs_of_files_are_named_as_they_are_registered():
+    assert registered(f"{OWN}:FixedPoint:10") == "fixed:10"
+    assert registered(f"topk:0.1+{OWN}:FixedPoint:after=5") == "topk:0.1+fixed:after=5"
+    assert registered({"*.weight": f"{OWN}:FixedPoint", "*": "int:8"}) == {
+        "*.weight": "fixed",
+        "*": "int:8",
+    }
+    assert code_in({"0": f"{OWN}:FixedPoint+zlib", "*": "int:8"}) == (str(OWN),)
+    assert registered("int:8") == "int:8"
+    with pytest.raises(UnknownName):  # what a table names is not imported
+        codec_of(f"{OWN}:FixedPoint:10")
+
+
+def test_files_without_a_codec_are_refused(tmp_path):
+    def file(name, *lines):
+        path = tmp_path / name
+        path.write_text("\n".join(["from shoal.codecs import FINE, Codec, codecs", *lines]))
+        return path
+
+    with pytest.raises(NotImportable, match="has no 'Missing'"):
+        registered(f"{OWN}:Missing")
+    with pytest.raises(NotImportable):
+        registered(f"{tmp_path}/nothing.py:Mine")
+    with pytest.raises(InvalidValue, match="is no codec"):
+        registered(f"{file('one.py', 'class Mine: pass')}:Mine")
+    mine = "class Mine(Codec, frozen=True): name = 'mine'"
+    with pytest.raises(InvalidValue, match=r"codecs\.add\(Mine\.name, Mine\)"):
+        registered(f"{file('two.py', mine)}:Mine")
 
 
 def test_powersgd_is_for_sums_over_the_workers():

@@ -16,11 +16,13 @@ or messages.
 [1.0, 0.5, -0.25]
 """
 
-from shoal.codecs.base import Codec, NamedCodec, residual_of
+from shoal.codecs.base import FINE, Codec, Given, NamedCodec, residual_of
 from shoal.codecs.named import codec_of, codecs, pulled_codec_of, summed_codec_of
 
 __all__ = [
+    "FINE",
     "Codec",
+    "Given",
     "NamedCodec",
     "codec_of",
     "codecs",

@@ -8,6 +8,7 @@ from shoal.codecs.base import Codec, NamedCodec
 from shoal.codecs.casts import BF16, FP16
 from shoal.codecs.floats import FP4, FP8
 from shoal.codecs.grids import QSGD, Int
+from shoal.codecs.levels import Levels
 from shoal.codecs.lossless import LZ4, Lossless, Packed, ZLib, ZStd
 from shoal.codecs.natural import Natural
 from shoal.codecs.power import PowerSGD
@@ -19,7 +20,7 @@ from shoal.registry import Registry, unknown
 codecs: Registry[type[NamedCodec]] = Registry("codec")
 _ALL: tuple[type[NamedCodec], ...] = (
     *(FP16, BF16, FP8, FP4, Int, QSGD, Natural, Ternary, OneBit, Sign, TopK, RandomK),
-    *(PowerSGD, ZLib, LZ4, ZStd),
+    *(Levels, PowerSGD, ZLib, LZ4, ZStd),
 )
 for _codec in _ALL:
     codecs.add(_codec.name, _codec)

@@ -21,6 +21,7 @@ from shoal.pytorch.loop.module_state import Buffers, ModuleState
 from shoal.pytorch.loop.shared_training import SharedTraining
 from shoal.strategies import Strategy, StrategyOptions
 from shoal.strategies.base import Numbers
+from shoal.strategies.layer_codecs import registered
 from shoal.tables.from_torch import from_torch
 
 
@@ -144,7 +145,7 @@ class Optimizer(torch.optim.Optimizer):
             workers=self._context.world_size,
             rank=self._context.rank,
             nonfinite=nonfinite,
-            codec=codec,
+            codec=registered(codec),
             server_codec=server_codec,
             seed=self._context.client.options.seed,
             **chosen,

@@ -18,6 +18,7 @@ from shoal.runs.trust import check_run, code_of, names_code, told
 from shoal.storage.files import naming
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import USUAL, StrategyOptions, strategies
+from shoal.strategies.layer_codecs import registered
 from shoal.tables.spec import Access, Options
 
 Layer = str | list[Any] | dict[str, Any]
@@ -125,7 +126,7 @@ class JobSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
             rank=rank,
             start_clock=start_clock,
             redundancy=self.redundancy,
-            codec=self.codec,
+            codec=registered(self.codec),
             server_codec=self.server_codec,
             seed=self.seed,
             settings=self.set,

@@ -18,6 +18,7 @@ from shoal.data.catalogue import KINDS
 from shoal.errors import NotTrusted
 from shoal.ownership import others_may_write, others_owner
 from shoal.storage.run_folder import RunFolder
+from shoal.strategies.layer_codecs import code_in
 
 CODE = ("data", "model", "strategy")  # fields of a job that may be importable
 WORDS = ("imports", "script")  # fields of the job of a script's run that are code
@@ -45,9 +46,13 @@ def code_of(values: Mapping[str, Any]) -> dict[str, str]:
     {'model': 'nets:small'}
     >>> code_of({"script": ["train.py", "--lr", "0.1"], "imports": ["mine.py"]})
     {'imports': 'mine.py', 'script': 'train.py --lr 0.1'}
+    >>> code_of({"codec": {"*": "mine.py:Mine:4", "0": "int:8"}})
+    {'codec': 'mine.py'}
     """
     named = {name: str(values.get(name, "")) for name in CODE}
     found = {name: text for name, text in named.items() if names_code(text)}
+    if files := code_in(values.get("codec", "")):
+        found["codec"] = " ".join(files)
     for name in WORDS:
         if words := values.get(name):
             found[name] = " ".join(map(str, words))

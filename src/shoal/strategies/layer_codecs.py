@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 
 from shoal.errors import InvalidValue
+from shoal.factories import load
 from shoal.registry import unknown
 from shoal.tables.spec import Span
 
 EVERY, EXACT = "*", "exact"
+OF_FILE = ".py:"
 Codecs = str | Mapping[str, str]
 
 
@@ -85,6 +87,49 @@ def check_patterns(layers: Sequence[Sequence[Span]], codecs: Codecs) -> None:
                     "here: give shoal.Optimizer the model as module=, or use their numbers"
                 )
             raise unknown("parameter, as a pattern of codecs", pattern, names)
+
+
+def code_in(codecs: Codecs) -> tuple[str, ...]:
+    """Return the files that codecs are from, such as of "mine.py:Mine:4".
+
+    >>> code_in({"*.weight": "mine.py:Mine:4+int:8", "*": "int:8"})
+    ('mine.py',)
+    """
+    texts = [codecs] if isinstance(codecs, str) else [*codecs.values()]
+    parts = [part.partition(OF_FILE) for text in texts for part in text.split("+")]
+    return tuple(dict.fromkeys(f"{file}.py" for file, of_file, _ in parts if of_file))
+
+
+def registered(codecs: Codecs) -> Codecs:
+    """Import the files that codecs are from, and return the codecs by their names.
+
+    Raises:
+        NotImportable: a file cannot be imported, or has no such class.
+        InvalidValue: the class is no codec, or the file does not register it.
+    """
+    if not code_in(codecs):
+        return codecs
+    if isinstance(codecs, str):
+        return "+".join(_registered(part) for part in codecs.split("+"))
+    return {pattern: str(registered(text)) for pattern, text in codecs.items()}
+
+
+def _registered(part: str) -> str:
+    from shoal import codecs
+
+    file, of_file, rest = part.partition(OF_FILE)
+    if not of_file:
+        return part
+    name, colon, options = rest.partition(":")
+    kind = load(f"{file}.py:{name}")
+    if not isinstance(kind, type) or not issubclass(kind, codecs.Codec):
+        raise InvalidValue(f"{file}.py:{name} is no codec: a class that inherits from Codec")
+    if kind.name not in codecs.codecs or codecs.codecs[kind.name] is not kind:
+        raise InvalidValue(
+            f"{file}.py does not register its codec, so servers would not find it: add the line "
+            f"codecs.add({name}.name, {name}) behind the class"
+        )
+    return f"{kind.name}{colon}{options}"
 
 
 def check_codecs(codecs: Codecs, server_codec: str = "", summed: bool = False) -> None:

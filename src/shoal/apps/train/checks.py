@@ -14,7 +14,7 @@ from shoal.runs.options import RunOptions, check_backup, need_servers
 from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import Strategy, StrategyOptions, strategies
-from shoal.strategies.layer_codecs import check_codecs
+from shoal.strategies.layer_codecs import check_codecs, registered
 
 
 def check_job(job: JobSpec) -> None:
@@ -27,7 +27,7 @@ def check_job(job: JobSpec) -> None:
             f"{job.redundancy} (these can: {usable})"
         )
     strategy = check_strategy(job.strategy, job.strategy_options(updates=1), job)
-    check_codecs(job.codec, job.server_codec, summed=not strategy.traits.uses_servers)
+    check_codecs(registered(job.codec), job.server_codec, summed=not strategy.traits.uses_servers)
     if job.on_worker_loss == "reassign" and (
         traits.optimizer_on_workers
         or traits.replicates_batches

@@ -29,6 +29,7 @@ from shoal.runs.run import run_here
 from shoal.runs.trust import trusting
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import strategies
+from shoal.strategies.layer_codecs import code_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,6 +97,7 @@ class TrainApplication(Application[JobSpec]):
         self.spec = self.spec.resolved
         if self.spec.strategy_options(updates=1).codec_name:
             self.preload = ENCODED
+        self.imports = tuple(str(Path(each).resolve()) for each in code_in(self.spec.codec))
         if self.start.clock:
             check_continued(self.spec, self.start.clock)
         self._notes = check_inputs(self.spec, self._data_dirs)

@@ -212,7 +212,10 @@ def test_a_loaded_state_replaces_what_was_there():
     one.load({})
     assert one.count == 0
     assert all(each.residual is None and each.unit == 0 for each in one.layers.values())
-    [power] = workers_of("powersgd:2", 1)
+    [power], [new] = workers_of("powersgd:2", 1), workers_of("powersgd:2", 1)
+    means([power], drawn(1))
+    power.load({})
+    assert all(torch.equal(power.layers[n].second, new.layers[n].second) for n in SHAPES)
     with pytest.raises(InvalidValue, match="another model or codec"):
         power.load(other.state())
     wrong = other.state()

@@ -220,11 +220,15 @@ class PowerLayer(EncodedLayer):
     def __init__(self, codec: PowerSGD, shape: tuple[int, ...], key: int) -> None:
         rows, columns, rank = codec.matrix_of(shape)
         super().__init__(codec, shape)
-        drawn = torch.Generator().manual_seed(key >> 1)
-        self.second = torch.randn(columns, rank, generator=drawn)
+        self._key = key >> 1
+        self.second = torch.empty(columns, rank)
+        self._begin()
         self._shape = rows, columns
         self._first = torch.empty(rows, rank)
         self._values = np.empty(0, np.float32)
+
+    def _begin(self) -> None:
+        self.second.normal_(generator=torch.Generator().manual_seed(self._key))
 
     def _encode(self, values: np.ndarray, share: float, key: int) -> None:
         assert self.residual is not None
@@ -271,6 +275,8 @@ class PowerLayer(EncodedLayer):
         super().load(state)
         if state:
             self._copy(state, "second", self.second)
+        else:
+            self._begin()
 
 
 def encoded_layer(codec: NamedCodec, shape: tuple[int, ...], key: int = 0) -> EncodedLayer | None:

@@ -38,15 +38,14 @@ def test_an_axis_is_left_out_for_strategies_that_do_not_have_it():
     assert easgd[-1].job(0, "").set == {"tau": 16, "beta": 0.9}
 
 
-def test_codecs_are_left_out_where_a_strategy_has_none():
+def test_codecs_of_pulls_are_left_out_where_there_are_no_servers():
     codecs = {"codec": ["none", "int:8"], "server_codec": ["fp16"]}
-    cells = comparison_of({"grid": {"strategy": ["allreduce", "p2p", "sync"], **codecs}}).cells()
+    cells = comparison_of({"grid": {"strategy": ["allreduce", "sync"], **codecs}}).cells()
     with_codec = [
         f"{name} codec={codec}" for name in ("allreduce", "sync") for codec in ("none", "int:8")
     ]
-    assert [cell.name for cell in cells] == [*with_codec[:2], "p2p", *with_codec[2:]]
-    assert "codec" not in cells[2].fields
-    assert ["server_codec" in cell.fields for cell in cells] == [False] * 3 + [True] * 2
+    assert [cell.name for cell in cells] == with_codec
+    assert ["server_codec" in cell.fields for cell in cells] == [False] * 2 + [True] * 2
 
 
 def test_an_axis_of_servers_is_left_out_where_the_settings_need_none():

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from shoal.errors import InvalidValue, RingBroken
+from shoal.errors import InvalidValue, NotFinite, RingBroken
 from shoal.protocol.worker.options import WorkerOptions
 from shoal.simulation.draws import Draws
 from shoal.simulation.network import NetworkOptions
@@ -170,6 +170,33 @@ def test_it_ends_at_the_minimum_whatever_happens_between_the_workers():
 def test_settings_that_it_does_not_have_are_refused():
     with pytest.raises(InvalidValue, match="graph"):
         strategies["p2p"](StrategyOptions(settings={"graph": "star"}))
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16"])
+@pytest.mark.parametrize(("graph", "mode"), KINDS)
+def test_parameters_may_be_sent_as_halves(graph, mode, codec):
+    """What is sent is rounded; a worker's own parameters, and the mean at the end, are not."""
+    settings = {"graph": graph, "mode": mode, "epochs": 40, "access": SMALL}
+    for worker in train("p2p", around(4, 20), codec=codec, **settings):
+        off = (worker.model.x - CENTRE).abs().max()
+        assert off <= {"fp16": 3e-3, "bf16": 3e-2}[codec]
+    plain, halves = (
+        train("p2p", around(4, 5, spread=1.0), codec=each, graph=graph, mode=mode)
+        for each in ("none", codec)
+    )
+    assert not torch.equal(plain[0].model.x, halves[0].model.x)
+
+
+def test_what_a_neighbour_would_never_get_is_refused():
+    for codec in ("int:8", {"*": "fp16"}):
+        with pytest.raises(InvalidValue, match="would never come: use fp16 or bf16"):
+            strategies["p2p"](StrategyOptions(codec=codec))
+    strategies["p2p"](StrategyOptions(codec="none"))
+
+
+def test_a_parameter_that_is_too_large_for_a_half_ends_the_run():
+    with pytest.raises(NotFinite, match="too large for codec fp16"):
+        train("p2p", [[torch.full((3,), 1e6, dtype=torch.float64)]] * 2, codec="fp16")
 
 
 def test_the_step_is_in_the_state():

@@ -333,7 +333,6 @@ def applies(axis: str, strategy: str) -> bool:
         "staleness": strategy == "ssp",
         "apply_at": strategy == "ssp",
         **dict.fromkeys(OF_SERVERS, kind.traits.uses_servers),
-        "codec": kind.traits.encodes,
         "redundancy": kind.traits.allows_redundancy,
     }.get(axis, True)
 

@@ -155,7 +155,6 @@ class Traits:
             same batches.
         skips_closed_rounds: whether a worker skips the batches of rounds that closed without it.
         survives_worker_loss: whether training without servers continues when a worker is lost.
-        encodes: whether codecs can encode what workers push, or average among themselves.
         idle_rounds: the number of rounds without batches at the end of an epoch, if in step.
         state: the place of the strategy's state, and whether a checkpoint has it; for the docs.
         late_workers: the treatment of late workers, by `--on-timeout`; for the docs.
@@ -169,7 +168,6 @@ class Traits:
     replicates_batches: bool = False
     skips_closed_rounds: bool = False
     survives_worker_loss: bool = False
-    encodes: bool = True
     idle_rounds: int = 1
     state: str = ""
     late_workers: str = ""
@@ -218,11 +216,6 @@ class Strategy(ABC):
 
     def _check_codecs(self) -> None:
         codec, pulled = self.options.codec_name, self.options.server_codec
-        if codec and not self.traits.encodes:
-            raise InvalidValue(
-                f"strategy {self.name!r} sends parameters from worker to worker, and codecs are for "
-                f"pushes to servers and for sums over the workers: leave out codec {codec!r}"
-            )
         if codec and self.options.nonfinite == "allow":
             raise InvalidValue(
                 f"codec {codec!r} encodes finite values, so nonfinite is 'reject' or 'zero'"

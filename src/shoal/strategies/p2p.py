@@ -18,7 +18,7 @@ from functools import reduce
 from math import nan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from shoal.errors import RingBroken
+from shoal.errors import InvalidValue, NotFinite, RingBroken
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import NeighbourExchange, Neighbourhood
 from shoal.protocol.views import FOREVER
@@ -39,8 +39,10 @@ from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
 
 CHUNK = 1 << 16  # elements that are mixed while they are in the cache
+CASTS = {"fp16": "float16", "bf16": "bfloat16"}  # codecs, and the dtype that is sent
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -81,7 +83,6 @@ class PeerToPeer(Strategy):
         sends_gradients=False,
         allows_redundancy=True,
         survives_worker_loss=True,
-        encodes=False,
         state="on each worker; checkpoints have it, while all workers have batches",
         late_workers=(
             "late neighbours are waited for; drop: the others go on without them until they are "
@@ -100,6 +101,17 @@ class PeerToPeer(Strategy):
         self._clocks: dict[int, int] = {}  # by rank: the latest known clock of this phase
         self._average: WeightedMean | None = None
         self._ranks = frozenset(range(options.workers))  # the ranks of the workers that are left
+        self._left: dict[str, Tensor] = {}  # by buffer: what rounding has left out
+        self._sent = str(options.codec) if options.codec_name else ""  # the codec, one of CASTS
+
+    def _check_codecs(self) -> None:
+        super()._check_codecs()
+        if self.options.codec_name and self.options.codec not in [*CASTS]:
+            raise InvalidValue(
+                f"strategy {self.name!r} sends parameters from worker to worker, and what a codec "
+                f"leaves out of them would never come: use {' or '.join(CASTS)}, not "
+                f"{self.options.codec_name!r}"
+            )
 
     def tables(self, model: Model) -> list[TableSpec]:
         return []
@@ -141,17 +153,33 @@ class PeerToPeer(Strategy):
     def _request(
         self, model: Model, wait: Literal["all", "any", "none"], sends: bool = True
     ) -> NeighbourExchange:
-        buffers = (byte_view(values) for _, values in sorted(model.values.items()))
+        own = [byte_view(self._sent_of(model, buffer)) for buffer in sorted(model.values) if sends]
         return NeighbourExchange(
             self.options.prefix,
             self.settings.graph,
-            tuple(buffers) if sends else (),
+            tuple(own),
             self._in_order,
             wait,
             self._clocks.get(self.options.rank) != FOREVER,
             self._phase,
             self._clocks,
         )
+
+    def _sent_of(self, model: Model, buffer: str) -> Tensor:
+        """Return a buffer as it is sent: with a codec rounded, after what rounding has left out.
+
+        Without that, steps that are smaller than a half's last bit would never reach a neighbour,
+        whose values would hold this worker's parameters in place.
+        """
+        values = model.values[buffer]
+        if not self._sent:
+            return values
+        whole = values + self._left[buffer] if buffer in self._left else values
+        cast = whole.to(_dtype_of(self._sent))
+        if not bool(cast.isfinite().all()):
+            raise NotFinite(f"a parameter is NaN, infinite, or too large for codec {self._sent}")
+        self._left[buffer] = whole - cast
+        return cast
 
     def _mix(self, values: Tensor, found: Neighbourhood, number: int) -> None:
         """Replace a buffer by the mean, in the order of ranks, so that equal sums have equal bits.
@@ -163,11 +191,11 @@ class PeerToPeer(Strategy):
 
         absent = found.degree - len(found.values)
         below = sum(each.rank < self.options.rank for each in found.values)
-        theirs = [
-            torch.frombuffer(each.buffers[number], dtype=values.dtype) for each in found.values
-        ]
+        dtype = _dtype_of(self._sent) if self._sent else values.dtype
+        theirs = [torch.frombuffer(each.buffers[number], dtype=dtype) for each in found.values]
         for start in range(0, len(values), CHUNK):
-            own, *others = (each[start : start + CHUNK] for each in (values, *theirs))
+            own = values[start : start + CHUNK]
+            others = [each[start : start + CHUNK].to(values.dtype) for each in theirs]
             if absent:
                 own.mul_(1 + absent)
             if below:
@@ -220,11 +248,20 @@ class PeerToPeer(Strategy):
         yield from leave_together(self.options.prefix)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._inner.state_dict(), "steps": self._steps}
+        left = {"left": dict(self._left)} if self._left else {}
+        return {**self._inner.state_dict(), "steps": self._steps, **left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._inner.load_state_dict(state)
         self._steps = int(state["steps"])
+        self._left = {name: each.clone() for name, each in state.get("left", {}).items()}
+
+
+def _dtype_of(codec: str) -> torch.dtype:
+    import torch
+
+    found: torch.dtype = getattr(torch, CASTS[codec])
+    return found
 
 
 strategies.add(PeerToPeer.name, PeerToPeer)

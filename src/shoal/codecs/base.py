@@ -119,7 +119,10 @@ class Codec(NamedCodec, frozen=True):
 
     @abstractmethod
     def _encode(self, values: Given, into: np.ndarray) -> int:
-        """Encode, and return FINE or the first element of a block that cannot be encoded."""
+        """Encode, and return FINE or the first element of a block that cannot be encoded.
+
+        A codec that `varies` returns the number of bytes, and raises NotFinite itself.
+        """
 
     @abstractmethod
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
@@ -163,10 +166,17 @@ class Codec(NamedCodec, frozen=True):
                 before, up to rounding.
             InvalidValue: an array has another length or dtype, or is not contiguous.
         """
-        self._check(values, into, residual)
-        left = NOTHING if residual is None else residual
+        count, left = len(values), NOTHING if residual is None else residual
+        _check((values, _FLOATS), (left, _FLOATS), (into, _BYTES))
+        if len(into) != self.nbytes(count) or len(left) not in (0, count):
+            raise InvalidValue(
+                f"{count} values of codec {self} need {self.nbytes(count)} bytes and no residual "
+                f"or one of {count} values, not {len(into)} bytes and a residual of {len(left)}"
+            )
         given = Given(values, left, np.float32(gain), np.uint64(key), np.uint64(first))
         at = self._encode(given, into)
+        if self.varies:
+            return at
         if at == FINE:
             return len(into)
         if residual is not None:
@@ -177,16 +187,6 @@ class Codec(NamedCodec, frozen=True):
             f"element {bad} is {values[bad]}: codec {self} encodes finite values up to "
             f"{self.largest:.5g}. Lower the learning rate or clip the gradient"
         )
-
-    def _check(self, values: np.ndarray, into: np.ndarray, residual: np.ndarray | None) -> None:
-        """Refuse what `encode` does not take."""
-        count, left = len(values), NOTHING if residual is None else residual
-        _check((values, _FLOATS), (left, _FLOATS), (into, _BYTES))
-        if len(into) != self.nbytes(count) or len(left) not in (0, count):
-            raise InvalidValue(
-                f"{count} values of codec {self} need {self.nbytes(count)} bytes and no residual "
-                f"or one of {count} values, not {len(into)} bytes and a residual of {len(left)}"
-            )
 
     def decode(self, data: np.ndarray, into: np.ndarray) -> None:
         """Decode all of `data` into finite values.

@@ -57,30 +57,16 @@ class Lossless(Codec, frozen=True):
         return 1 + size
 
     def _encode(self, values: Given, into: np.ndarray) -> int:
-        raise NotImplementedError  # its bytes vary: `encode` does all
-
-    def encode(
-        self,
-        values: np.ndarray,
-        into: np.ndarray,
-        *,
-        residual: np.ndarray | None = None,
-        gain: float = 1.0,
-        key: int = 0,
-        first: int = 0,
-    ) -> int:
-        self._check(values, into, residual)
-        if not len(values):
+        whole = values.values
+        if not len(whole):
             return 0
-        whole = values
-        if residual is not None:
-            whole = values + np.float32(gain) * residual
+        if len(values.residual):
+            whole = whole + values.gain * values.residual
         finite = np.isfinite(whole)
         if not finite.all():
             at = int(np.argmin(finite))
             raise NotFinite(f"element {at} is {whole[at]}: codec {self} encodes finite values")
-        if residual is not None:
-            residual[:] = 0
+        values.residual[:] = 0
         return self.packed(_without_zeros(whole), whole.view(np.uint8), into)
 
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
@@ -270,22 +256,13 @@ class Packed(Codec, frozen=True):
         return 1 + self.first.nbytes(count) if count else 0
 
     def _encode(self, values: Given, into: np.ndarray) -> int:
-        raise NotImplementedError  # its bytes vary: `encode` does all
-
-    def encode(
-        self,
-        values: np.ndarray,
-        into: np.ndarray,
-        *,
-        residual: np.ndarray | None = None,
-        gain: float = 1.0,
-        key: int = 0,
-        first: int = 0,
-    ) -> int:
-        self._check(values, into, residual)
-        plain = np.empty(self.first.nbytes(len(values)), np.uint8)
-        self.first.encode(values, plain, residual=residual, gain=gain, key=key, first=first)
-        return self.second.packed(plain, plain, into) if len(values) else 0
+        count, (given, residual, gain, key, first) = len(values.values), values
+        plain = np.empty(self.first.nbytes(count), np.uint8)
+        left = residual if len(residual) else None
+        self.first.encode(
+            given, plain, residual=left, gain=float(gain), key=int(key), first=int(first)
+        )
+        return self.second.packed(plain, plain, into) if count else 0
 
     def _decode(self, data: np.ndarray, into: np.ndarray) -> int:
         if not len(into):

@@ -11,13 +11,12 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from shoal.errors import InvalidValue, PackageMissing, RingBroken, ShoalError
 from shoal.extras import require
 from shoal.protocol.requests import Reduce
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 CHECK_S = 0.25  # between two looks at the run, while MPI's call does not return
@@ -110,6 +109,8 @@ class MpiSums:
         Raises:
             InvalidValue, RingBroken, ShoalError: as `sum`.
         """
+        import numpy as np  # light commands import this module
+
         gathered = np.empty((self._workers, len(data)), np.uint8)
         self._do(partial(self._all_gather, data, gathered))
         return gathered.reshape(-1).data
@@ -155,7 +156,7 @@ class MpiSums:
             self._gathers.add(len(data))
         for at in range(0, len(data), PIECE):
             piece = into[:, at : at + PIECE]
-            gathered = np.empty(piece.shape, np.uint8)
+            gathered = piece.copy()
             self._comm.Allgather(data[at : at + PIECE], gathered)
             piece[:] = gathered
 

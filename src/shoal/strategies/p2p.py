@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from functools import reduce
 from math import nan
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from shoal.errors import InvalidValue, NotFinite, RingBroken
@@ -39,7 +40,7 @@ from shoal.strategies.worker_optimizer import WorkerOptimizer
 from shoal.tables.spec import TableSpec
 
 CHUNK = 1 << 16  # elements that are mixed while they are in the cache
-CASTS = {"fp16": "float16", "bf16": "bfloat16"}  # codecs, and the dtype that is sent
+CASTS = MappingProxyType({"fp16": "float16", "bf16": "bfloat16"})  # codecs, and what is sent
 
 if TYPE_CHECKING:
     import torch

@@ -7,6 +7,7 @@ import pytest
 from shoal.errors import InvalidValue, UnknownName
 from shoal.runs.grid import Comparison, comparison_from, comparison_of, dump_comparison
 from shoal.runs.job_file import load_job
+from shoal.runs.trust import code_of
 
 
 def names(**values):
@@ -232,10 +233,12 @@ def test_what_may_be_code_is_told_before_it_is_imported():
     made = Comparison(
         job={"data": "mine:data"},
         grid={"strategy": ["sync", "absent.py:Mine"], "model": ["nets:one"]},
-        strategies={"other.py:Mine": {"model": "nets:two"}},
+        strategies={"other.py:Mine": {"model": "nets:two", "codec": {"*": "codecs.py:Mine"}}},
     )
-    named = {text for each in made.code() for text in each.values() if ":" in text}
-    assert named == {"mine:data", "absent.py:Mine", "nets:one", "nets:two", "other.py:Mine"}
+    named = [code_of(each) for each in made.code()]
+    assert {text for each in named for text in each.values()} == {
+        *("mine:data", "absent.py:Mine", "nets:one", "nets:two", "other.py:Mine", "codecs.py")
+    }
 
 
 def test_names_of_cells_have_no_folders_where_files_are_told_apart():

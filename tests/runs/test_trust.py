@@ -172,6 +172,29 @@ def test_a_job_file_of_another_user_may_not_name_code(tmp_path, code, another):
     assert not imported(tmp_path)
 
 
+@pytest.mark.parametrize("form", ['"{}:4"', '{{"*" = "topk:0.1+{}"}}'])
+def test_a_codec_that_a_file_of_another_user_names_is_code_too(tmp_path, code, another, form):
+    job, comparison = tmp_path / "job.toml", tmp_path / "comparison.toml"
+    job.write_text(f'data = "digits"\ncodec = {form.format(code)}\n')
+    comparison.write_text(
+        f'[job]\ndata = "digits"\n[grid]\ncodec = ["none", {form.format(code)}]\n'
+    )
+    another()
+    for words in (["train", job], ["compare", comparison]):
+        status, said = shoal(*words)
+        assert status == 2
+        assert f"NotTrusted: {words[1]} belongs to" in said
+        assert f"would import {code.rpartition(':')[0]} (codec)" in said
+    assert not imported(tmp_path)
+
+
+@pytest.mark.parametrize("codec", ["5", "[1]", "true"])
+def test_a_codec_of_the_wrong_type_is_refused_by_name(tmp_path, codec):
+    (tmp_path / "job.toml").write_text(f'data = "digits"\ncodec = {codec}\n')
+    status, said = shoal("train", tmp_path / "job.toml")
+    assert (status, "codec" in said, "Traceback" in said) == (2, True, False)
+
+
 def test_a_job_file_that_its_caller_names_is_its_choice(tmp_path, code):
     (tmp_path / "job.toml").write_text(f'model = "{code}"\n')
     shoal("train", tmp_path / "job.toml", "--data-dir", tmp_path, "--init", tmp_path / "none")

@@ -187,9 +187,9 @@ def test_parameters_may_be_sent_as_halves(graph, mode, codec):
     assert not torch.equal(plain[0].model.x, halves[0].model.x)
 
 
-def test_what_a_neighbour_would_never_get_is_refused():
+def test_codecs_that_round_parameters_too_much_are_refused():
     for codec in ("int:8", {"*": "fp16"}):
-        with pytest.raises(InvalidValue, match="would never come: use fp16 or bf16"):
+        with pytest.raises(InvalidValue, match="use codec fp16 or bf16"):
             strategies["p2p"](StrategyOptions(codec=codec))
     strategies["p2p"](StrategyOptions(codec="none"))
 

@@ -137,13 +137,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         data = self.job.get(compared(self.application).data) or "sample"
         return str(data if isinstance(data, str) else data[0])
 
-    def code(self) -> Iterator[dict[str, str]]:
+    def code(self) -> Iterator[dict[str, Any]]:
         """Yield each value that may name code, as {field: value}; import none of it."""
         for fields in (self.job, self.grid, *self.strategies.values()):
-            for field in CODE:
+            for field in (*CODE, "codec"):
                 values = fields.get(field, [])
                 for value in values if isinstance(values, list) else [values]:
-                    yield {field: str(value)}
+                    yield {field: value}
         yield from ({"strategy": name} for name in self.strategies)
 
     def seeds_of(self) -> range:

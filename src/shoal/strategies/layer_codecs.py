@@ -89,14 +89,16 @@ def check_patterns(layers: Sequence[Sequence[Span]], codecs: Codecs) -> None:
             raise unknown("parameter, as a pattern of codecs", pattern, names)
 
 
-def code_in(codecs: Codecs) -> tuple[str, ...]:
+def code_in(codecs: object) -> tuple[str, ...]:
     """Return the files that codecs are from, such as of "mine.py:Mine:4".
+
+    What is neither a codec nor a table of codecs, as a job file may have, is from none.
 
     >>> code_in({"*.weight": "mine.py:Mine:4+int:8", "*": "int:8"})
     ('mine.py',)
     """
-    texts = [codecs] if isinstance(codecs, str) else [*codecs.values()]
-    parts = [part.partition(OF_FILE) for text in texts for part in text.split("+")]
+    texts = [*codecs.values()] if isinstance(codecs, Mapping) else [codecs]
+    parts = [part.partition(OF_FILE) for text in texts for part in str(text).split("+")]
     return tuple(dict.fromkeys(f"{file}.py" for file, of_file, _ in parts if of_file))
 
 

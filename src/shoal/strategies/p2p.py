@@ -109,8 +109,8 @@ class PeerToPeer(Strategy):
         super()._check_codecs()
         if self.options.codec_name and self.options.codec not in [*CASTS]:
             raise InvalidValue(
-                f"strategy {self.name!r} sends parameters from worker to worker, and what a codec "
-                f"leaves out of them would never come: use {' or '.join(CASTS)}, not "
+                f"strategy {self.name!r} sends parameters from worker to worker, which bear less "
+                f"rounding than gradients: use codec {' or '.join(CASTS)}, not "
                 f"{self.options.codec_name!r}"
             )
 

@@ -134,8 +134,18 @@ def _data() -> list[Record]:
 
 def _codecs() -> list[Record]:
     from shoal.codecs import codecs
+    from shoal.codecs.named import DELTA
 
-    return [_codec(codecs[name]) for name in codecs]
+    differences: Record = {
+        "name": f"{DELTA}CODEC",
+        "summary": "of rows that workers pull, under bsp: what a round has changed, by any codec",
+        "paper": "Liu et al. 2020, model residuals of DORE",
+        "bytes": None,
+        "biased": False,
+        "argument": "",
+        "options": [],
+    }
+    return [*(_codec(codecs[name]) for name in codecs), differences]
 
 
 def _codec(kind: type[NamedCodec]) -> Record:
@@ -162,7 +172,7 @@ def _codec(kind: type[NamedCodec]) -> Record:
 def _rows_of_codec(record: Record) -> Rows:
     said = f"{record['summary']} ({record['paper']})"
     return [
-        (record["name"], said, f"{record['bytes']}", "yes" if record["biased"] else "no"),
+        (record["name"], said, f"{record['bytes'] or ''}", "yes" if record["biased"] else "no"),
         *(
             (f"  {each['name']}={each['default']}", each["meaning"], "", "")
             for each in record["options"]

@@ -23,7 +23,7 @@ from shoal.client.sums import Sums, SumsByRing
 from shoal.errors import InvalidValue, NotImportable, Refused
 from shoal.factories import AT_PROMPT, at_prompt
 from shoal.node.driver import Driver
-from shoal.node.future import Finish, Future
+from shoal.node.future import Again, Finish, Future
 from shoal.protocol.messages.admin import CheckpointPlanned
 from shoal.protocol.messages.membership import Group
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, SaveCheckpoint
@@ -453,8 +453,11 @@ class Operations:
         return ready, watch_buffers(ready, finish) if self.options.debug else finish
 
     def _landed(self, request: Exchange, sent: Exchange, finish: Finish | None) -> Any:
-        """Decode the rows that have come encoded, then finish the request."""
-        self._door.landed(request, sent)
+        """Decode the rows that have come encoded, then finish the request, or ask for more."""
+        more = self._door.landed(request, sent)
+        if more is not None:
+            ready = self._door.ready(more, self._driver.machine.clock)
+            return Again(ready, partial(self._landed, more, ready, finish))
         return finish() if finish is not None else None
 
     def _watched(self, future: Future, sent: object) -> Future:

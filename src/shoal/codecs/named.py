@@ -17,6 +17,8 @@ from shoal.codecs.sparse import Chain, RandomK, Sparse, TopK
 from shoal.errors import InvalidValue
 from shoal.registry import Registry, unknown
 
+DELTA = "delta:"  # before the codec of differences to the rows that workers have
+
 codecs: Registry[type[NamedCodec]] = Registry("codec")
 _ALL: tuple[type[NamedCodec], ...] = (
     *(FP16, BF16, FP8, FP4, Int, QSGD, Natural, Ternary, OneBit, Sign, TopK, RandomK),
@@ -39,6 +41,11 @@ def codec_of(text: str) -> Codec:
     >>> str(codec_of("int:bits=4:block=64")), str(codec_of("int"))
     ('int:4:block=64', 'int:8')
     """
+    if text.startswith(DELTA):
+        raise InvalidValue(
+            f"codec {text!r} is for rows that workers pull (server_codec): servers know what all "
+            "workers have. What a worker pushes is a change already"
+        )
     codec = _named(text)
     if not isinstance(codec, Codec):
         raise InvalidValue(
@@ -112,20 +119,25 @@ def _named(text: str) -> NamedCodec:
 def pulled_codec_of(text: str) -> Codec:
     """Return the codec that a text describes, for rows that are pulled: there is no residual.
 
+    Behind "delta:" stands the codec of differences, which may leave out what comes later.
+
     Raises:
         UnknownName: as `codec_of`.
         InvalidValue: as `codec_of`; or what the codec leaves out would have to come later.
+
+    >>> pulled_codec_of("delta:topk:0.01")
+    TopK(share=0.01, after=0)
     """
-    codec = codec_of(text)
+    codec = codec_of(text.removeprefix(DELTA))
     if codec.varies:
         raise InvalidValue(
             f"codec {text!r} makes a number of bytes that is not known before, as that of rows "
             "that are pulled has to be: leave out the lossless stage"
         )
-    if not codec.stateless:
+    if not codec.stateless and not text.startswith(DELTA):
         known = ", ".join(name for name in codecs if codecs[name].stateless)
         raise InvalidValue(
             f"codec {text!r} leaves out what has to come later, and rows that are pulled have no "
-            f"residual: for these there are {known}"
+            f"residual: for these there are {known}, or {DELTA}{text} under bsp"
         )
     return codec

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from shoal.keys import KeyRange
-from shoal.tables.spec import TableSpec
+from shoal.tables.spec import HEAD_BYTES, TableSpec
 
 KEY_BYTES = 8
 SIZE_BYTES = 8  # length prefix of each answer of a request that calls several handlers
@@ -68,10 +68,11 @@ class Layout:
 
     # ------------------------------------------------------------------ encoded rows
 
-    def encoded_problem(self, rows: KeyRange, sizes: Sequence[int]) -> str:
+    def encoded_problem(self, rows: KeyRange, sizes: Sequence[int], pulled: bool = False) -> str:
         """Return why encoded fragments of these sizes cannot be the rows; empty if they can.
 
-        An encoded fragment is at most as large as its rows.
+        An encoded fragment is at most as large as its rows. Where workers pull differences, the
+        whole reference has its names before it.
 
         >>> layout = Layout(TableSpec("w", 8, (3,), fragment_rows=2, codec="int:8"))
         >>> layout.encoded_problem(KeyRange(0, 4), (10, 24))
@@ -81,11 +82,12 @@ class Layout:
         """
         if self._spec.hashed:
             return f"table {self._spec.name!r} is {self._spec.kind}"
+        head = HEAD_BYTES if pulled and self._spec.delta else 0
         fragments = self._spec.fragments_in(rows)
         if len(sizes) != len(fragments):
             return f"{len(sizes)} encoded fragments of {rows}, which has {len(fragments)}"
         for fragment, size in zip(fragments, sizes, strict=True):
-            if not 0 < size <= self.nbytes(len(fragment)):
+            if not 0 < size <= head + self.nbytes(len(fragment)):
                 return (
                     f"an encoded fragment of {size} bytes, whose rows have "
                     f"{self.nbytes(len(fragment))}"

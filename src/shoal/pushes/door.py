@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from shoal.errors import NotFinite, RoundClosed, UsageError
 from shoal.protocol.layout import Layout
@@ -16,8 +15,8 @@ from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, Forget, PullOp, PushOp
 from shoal.pushes.encoder import Encoder, Undo
 from shoal.pushes.finite import Finite
-from shoal.tables.dense.rows import DTYPES
-from shoal.tables.encoding import Encoding, LayerFigures
+from shoal.pushes.pulled import Pulled, PulledDifferences, PulledRows
+from shoal.tables.encoding import LayerFigures
 from shoal.tables.spec import TableSpec
 
 _UNKNOWN = object()  # of a table that no exchange has named yet
@@ -43,7 +42,7 @@ class Door:
         self._rank = rank
         self._finite = Finite(table)
         self._encoders: dict[str, Encoder | None] = {}  # by a table's name as it was said
-        self._pulled: dict[str, Encoding | None] = {}  # the same, of rows that are pulled
+        self._pulled: dict[str, Pulled | None] = {}  # the same, of rows that are pulled
         self._loaded: dict[str, dict[str, Any]] = {}  # by table: what an earlier run had left out
         self._measures = False  # whether figures were asked for
         self._start_clock = 0  # of this run, for random bits
@@ -64,7 +63,7 @@ class Door:
                 large for its codec.
         """
         for pull in ask.pulls:  # most tables have no codec: one look-up each
-            if self._pulled.get(pull.table, _UNKNOWN) is not None and self._encoding(pull):
+            if self._pulled.get(pull.table, _UNKNOWN) is not None and self._decoder_of(pull):
                 pulls = tuple(map(self._pull, ask.pulls))
                 ask = msgspec.structs.replace(ask, pulls=pulls, route=None)
                 break
@@ -73,43 +72,57 @@ class Door:
                 return self._encoded(ask, max(clock, ask.at) + self._start_clock)
         return ask if ask.assign else self._finite.checked(ask)
 
-    def _encoding(self, op: PullOp) -> Encoding | None:
-        """Return how the rows of a pull are encoded; None if they come as they are."""
+    def _decoder_of(self, op: PullOp) -> Pulled | None:
+        """Return what decodes the rows of a pull; None if they come as they are."""
         try:
             found = self._pulled[op.table]
         except KeyError:
-            spec = self._table(op.table)
-            found = self._pulled[op.table] = (
-                Encoding(spec, pulled=True) if spec.server_codec else None
-            )
+            with self._lock:
+                found = self._pulled[op.table] = self._new_pulled(op.table)
         if found is None or op.exact or op.sizes or not isinstance(op.out, memoryview):
             return None
-        return found if _is_whole(self._table(op.table), op, op.out) else None
+        whole = _is_whole(found.spec, op, op.out) and found.takes(op.rows)
+        return found if whole else None
+
+    def _new_pulled(self, table: str) -> Pulled | None:
+        spec = self._table(table)
+        if not spec.server_codec:
+            return None
+        for each in self._pulled.values():  # the same table by another name
+            if each is not None and each.spec.name == spec.name:
+                return each
+        return PulledDifferences(spec) if spec.delta else PulledRows(spec)
 
     def _pull(self, op: PullOp) -> PullOp:
-        encoding = self._encoding(op)
-        if encoding is None:
+        decoder = self._decoder_of(op)
+        if decoder is None:
             return op
-        sizes = tuple(fragment.nbytes for fragment in encoding.cut(op.rows))
+        sizes = decoder.sizes(op.rows)
         return msgspec.structs.replace(op, out=np.empty(sum(sizes), np.uint8).data, sizes=sizes)
 
-    def landed(self, ask: Exchange, sent: Exchange) -> None:
+    def landed(self, ask: Exchange, sent: Exchange) -> Exchange | None:
         """Decode the rows that an exchange has pulled.
 
         Args:
             ask: the exchange, with the memory that gets them.
             sent: the exchange as `ready` has returned it.
 
+        Returns:
+            None, or the exchange to make now, because some rows are still missing: they have
+            come as differences to others than this worker has.
+
         Raises:
             BadEncoding: they are no encoding of rows.
         """
+        missing = []
         for op, pulled in zip(ask.pulls, sent.pulls, strict=True):
             if pulled.sizes and not op.sizes:
-                encoding, spec = self._encoding(op), self._table(op.table)
-                assert encoding is not None
+                decoder = self._decoder_of(op)
+                assert decoder is not None
                 assert isinstance(pulled.out, memoryview)
-                into = torch.frombuffer(op.out, dtype=DTYPES[spec.dtype])
-                encoding.decode(op.rows, pulled.out, pulled.sizes, into.view(-1, spec.width))
+                if not decoder.land(op, pulled.sizes, pulled.out):
+                    missing.append(op)
+        return Exchange(pulls=tuple(missing), timeout_s=ask.timeout_s) if missing else None
 
     def _encoder(self, table: str) -> Encoder | None:
         try:

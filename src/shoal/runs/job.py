@@ -53,7 +53,7 @@ class JobSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     schedule: Annotated[Literal["constant", "linear", "cosine"], option("Training", "decay of the learning rate over the run")] = "cosine"
     optimizer_options: OptimizerOptions = {}  # noqa: RUF012
     codec: Annotated[str | dict[str, str], option("Training", "codec of pushes, which makes them smaller: int:8, natural:8, qsgd:4, onebit, ...; `shoal list codecs` has all; a job file may have codecs by layer, in its table codec")] = ""
-    server_codec: Annotated[str, option("Training", "codec of the parameters that workers pull while they train: fp16, bf16, int:8 or qsgd:8")] = ""
+    server_codec: Annotated[str, option("Training", "codec of the parameters that workers pull while they train: fp16, bf16, int:8 or qsgd:8, or delta:CODEC of what a round has changed")] = ""
     eval_every: Annotated[int, option("Training", "steps between evaluations; 0: five times an epoch", ge=0)] = 0
     seed: Annotated[int, option("Training", "seed of weights, splits and shuffles", ge=0)] = 0
     # fmt: on

@@ -174,7 +174,7 @@ def _content(shard: ShardStore) -> bytes:
         order = changed[np.argsort(shard.keys[: len(shard)][changed])]
         return shard.keys[order].tobytes() + records[order].tobytes()
     assert isinstance(shard, DenseShard)
-    tensors = [shard.rows, *(slot for _, slot in sorted(shard.slots.items()))]
+    tensors = shard.carried(shard.held)
     counts = f"{shard.updates} {shard.versions}".encode()
     return counts + b"".join(tensor.numpy().tobytes() for tensor in tensors)
 

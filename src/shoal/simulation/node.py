@@ -81,6 +81,8 @@ class SimNode:
             session = machine.session
             self.door = Door(self._table, seed, lambda: session.rank)
         self._sent: dict[int, tuple[Exchange, Exchange]] = {}  # under way: as asked, and as sent
+        self.asked_again = 0  # requests that were made because others lacked something
+        self._first: dict[int, Outcome] = {}  # of requests after which another one was made
         self.waits_for: int | None = None
         self.turn = 0  # of the program; a wake-up for an earlier turn is void
         self.tickets = count(1)
@@ -114,14 +116,20 @@ class SimNode:
         self._sent[request_id] = request, ready
         return ready
 
-    def resolved(self, request_id: int, outcome: Outcome) -> None:
-        """Keep the outcome of a request."""
-        self.outcomes[request_id] = outcome
+    def resolved(self, request_id: int, outcome: Outcome) -> Exchange | None:
+        """Keep the outcome of a request, or return the one to be made before it is done."""
+        first = self._first.pop(request_id, None)
         if self.door is not None and request_id in self._sent:
             asked, sent = self._sent.pop(request_id)
-            self.door.settled(sent, outcome)
-            if outcome.error is None:
-                self.door.landed(asked, sent)
+            if first is None:
+                self.door.settled(sent, outcome)
+            more = self.door.landed(asked, sent) if outcome.error is None else None
+            if more is not None:
+                self._first[request_id] = first or outcome
+                self.asked_again += 1
+                return more
+        self.outcomes[request_id] = first.then(outcome) if first is not None else outcome
+        return None
 
     def holds(self, effect: Effect, now: float) -> bool:
         """Hold an effect that waits for room on the disk, or behind one; return whether it does."""

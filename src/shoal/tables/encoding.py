@@ -122,6 +122,8 @@ class FragmentValues(NamedTuple):
             encoded, these bytes.
         residual: (length,) float32, or None.
         gain: the factor of the residual.
+        reference: the bytes of the values whose difference is encoded, of `data` to these; None
+            for the values themselves.
     """
 
     fragment: Fragment
@@ -129,6 +131,7 @@ class FragmentValues(NamedTuple):
     into: np.ndarray
     residual: np.ndarray | None = None
     gain: float = 1.0
+    reference: np.ndarray | None = None
 
 
 class Encoding:
@@ -204,8 +207,8 @@ class Encoding:
         Raises:
             NotFinite: a value cannot be encoded; the residual is as before, up to rounding.
         """
-        fragment, data, into, _, _ = given
-        values = self._floats(data) if fragment.pieces else np.empty(0, np.float32)
+        fragment, data, into, _, _, reference = given
+        values = self._floats(data, reference) if fragment.pieces else np.empty(0, np.float32)
         at = 0
         for number, piece in enumerate(fragment.pieces):
             head = NUMBER_BYTES if piece.varies else 0
@@ -271,7 +274,7 @@ class Encoding:
 
     def take_back(self, given: FragmentValues) -> None:
         """Undo what `encode` did to the residual, up to rounding."""
-        fragment, data, into, residual, gain = given
+        fragment, data, into, residual, gain, _ = given
         if residual is None:
             return
         values = self._floats(data)
@@ -282,7 +285,7 @@ class Encoding:
 
     def measured(self, given: FragmentValues) -> Iterator[Measured]:
         """Yield what became of the pieces of a fragment that was encoded."""
-        fragment, data, into, residual, _ = given
+        fragment, data, into, residual, _, _ = given
         for piece, encoded in self._pieces(fragment, into):
             some = slice(piece.first, piece.first + piece.length)
             raw = data[some.start * self._item : some.stop * self._item]
@@ -309,11 +312,15 @@ class Encoding:
                 some = slice(piece.first, piece.first + piece.length)
                 piece.codec.give_back(data, residual[some], factor)
 
-    def _floats(self, data: np.ndarray) -> np.ndarray:
-        """Return the values of a fragment as float32: (count,)."""
+    def _floats(self, data: np.ndarray, reference: np.ndarray | None = None) -> np.ndarray:
+        """Return the values of a fragment, or their difference to others, as float32: (count,)."""
         if self._dtype == torch.float32:
-            return data.view(np.float32)
-        floats: np.ndarray = torch.from_numpy(data).view(self._dtype).float().numpy()
+            values = data.view(np.float32)
+            return values if reference is None else values - reference.view(np.float32)
+        tensor = torch.from_numpy(data).view(self._dtype)
+        if reference is not None:
+            tensor = tensor.double() - torch.from_numpy(reference).view(self._dtype).double()
+        floats: np.ndarray = tensor.float().numpy()
         return floats
 
     def _check_finite(self, data: np.ndarray) -> None:
@@ -339,10 +346,24 @@ class Encoding:
         encoded, flat, at = np.frombuffer(data, np.uint8), into.view(-1), 0
         for fragment, size in zip(self.cut(rows), sizes, strict=True):
             some = flat[fragment.first : fragment.first + fragment.length]
-            self._decode(fragment, encoded[at : at + size], some)
+            self.decode_fragment(fragment, encoded[at : at + size], some)
             at += size
 
-    def _decode(self, fragment: Fragment, data: np.ndarray, into: Tensor) -> None:
+    def decode_fragment(
+        self, fragment: Fragment, data: np.ndarray, into: Tensor, adds: bool = False
+    ) -> None:
+        """Decode one fragment.
+
+        Args:
+            fragment: the fragment.
+            data: its bytes.
+            into: (length,) of the table's dtype.
+            adds: whether what is decoded is a difference, and is added to `into`; pieces without a
+                codec replace it.
+
+        Raises:
+            BadEncoding: they are no encoding of it; `into` may have changed.
+        """
         raw = into.view(torch.uint8).numpy()
         if len(data) == len(raw):
             raw[:] = data
@@ -351,7 +372,7 @@ class Encoding:
             raise BadEncoding(
                 f"table {self._spec.name!r}: {len(data)} bytes for {len(raw)}, which have no codec"
             )
-        exact = self._dtype == torch.float32
+        exact = self._dtype == torch.float32 and not adds
         for piece, encoded in self._pieces(fragment, data):
             some = slice(piece.first, piece.first + piece.length)
             if piece.codec is None:
@@ -361,6 +382,8 @@ class Encoding:
             else:
                 floats = torch.empty(piece.length)
                 piece.codec.decode(encoded, floats.numpy())
+                if adds:
+                    floats = into[some] + floats  # float32 at least
                 if self._item < floats.itemsize:
                     most = torch.finfo(self._dtype).max
                     floats.clamp_(-most, most)

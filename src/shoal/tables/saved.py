@@ -59,12 +59,15 @@ def problem_of_changes(state: State, changes: State) -> str:
 
 def _dense_problem(spec: TableSpec, rows: KeyRange, state: State) -> str:
     shape, dtype = (len(rows), spec.width), getattr(torch, spec.dtype)
-    slots = [name for name in state if name.startswith("slot.")]
+    slots = [name for name in state if name.startswith("slot.") or name == "references"]
     for name in ("rows", *slots):
         wrong = _shape_problem(name, state.get(name), dtype, shape)
         if wrong:
             return wrong
-    return _count_problem("updates", state.get("updates"))
+    if "references" in state:
+        names = len([part for part in spec.fragments() if rows.covers(part)])
+        wrong = _shape_problem("names", state.get("names"), torch.int64, (names,))
+    return wrong or _count_problem("updates", state.get("updates"))
 
 
 def _sparse_problem(spec: TableSpec, rows: KeyRange, state: State) -> str:

@@ -66,9 +66,9 @@ def dense_bytes(spec: TableSpec, held: KeyRange, slots: int) -> int:
 
     A push is staged whole where it waits for its round or comes encoded, and a fragment at a time
     otherwise. More pushes at a time take more, for which servers need free memory. Rows that are
-    encoded for pulls count as if they were not smaller.
+    encoded for pulls count as if they were not smaller; before differences there are references.
     """
     whole = spec.consistency.apply_at == "round_end" or spec.encodes
     staged = len(held) if whole else min(len(held), spec.fragment_rows)
-    pulled = len(held) if spec.server_codec else 0
+    pulled = len(held) * (bool(spec.server_codec) + spec.delta)
     return (len(held) * (1 + slots) + staged + pulled) * spec.row_bytes

@@ -34,6 +34,8 @@ ROW_BYTES_MOST, BYTES_MOST = 1 << 30, 1 << 44  # of a row, of a dense table
 FRAGMENTS_MOST = 1 << 16  # of a table: servers keep a list of them
 CODEC_CHARACTERS = 4096
 NO_CODECS = ("", "none", "exact")  # of a span
+_DELTA = "delta:"  # as `shoal.codecs.named` reads it, which needs numba
+HEAD_BYTES = 16  # of an encoded difference: the names of what it leads from and to
 SPANS_MOST = 1 << 16  # of a table: every view has them
 SMALLEST_FRAGMENT_BYTES = 4 << 10  # smaller tables are spread over fewer servers
 
@@ -117,7 +119,8 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         codec: the codec of pushes of whole rows to a dense table of floats, such as "int:8"
             (`shoal list codecs`), which makes them smaller; "" for none. A span may have another.
         server_codec: the codec of rows that workers pull while they train, such as "int:8"; ""
-            for none.
+            for none. "delta:CODEC" encodes the difference to the rows that workers have, of a table
+            under `bsp()`.
         spans: the parts of a dense table's rows that are updated apart, the first from row 0 on.
             The optimizer's step is the number of updates that a row's span has had: a push that
             leaves out a span leaves its rows, their state and their step as they are.
@@ -228,6 +231,12 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
                 f"table {self.name!r}: codec {self.codec!r} encodes finite values, so nonfinite is "
                 "'reject' or 'zero', not 'allow'"
             )
+        if self.delta and self.consistency.name != "bsp":
+            raise InvalidValue(
+                f"table {self.name!r}: server_codec {self.server_codec!r} encodes what a round has "
+                f"changed, so it is for tables under bsp(), not {self.consistency.name}(); choose "
+                f"{self.server_codec.removeprefix(_DELTA)!r} or a strategy such as sync"
+            )
 
     def _check_spans(self) -> None:
         starts = [span.start for span in self.spans]
@@ -265,6 +274,11 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     def encodes(self) -> bool:
         """Whether any of its rows has a codec."""
         return bool(self.codec) or any(span.codec not in NO_CODECS for span in self.spans)
+
+    @property
+    def delta(self) -> bool:
+        """Whether workers pull differences to the rows that they have."""
+        return self.server_codec.startswith(_DELTA)
 
     @property
     def sparse(self) -> bool:

@@ -82,7 +82,12 @@ class FakeShard:
         staged.values[:] = array("q", staged.encoded.data[: len(staged.values)])
         staged.views = [memoryview(staged.values).cast("B")]
 
-    def read_encoded(self, rows: KeyRange) -> list[memoryview]:
+    def is_encoded(self, rows: KeyRange) -> bool:
+        return True
+
+    def encode(self, rows: KeyRange) -> None: ...
+
+    def read_encoded(self, rows: KeyRange, sizes: Sequence[int]) -> list[memoryview]:
         first = self.held.start
         parts = self.spec.fragments_in(rows)
         return [memoryview(bytes([*self.rows[p.start - first : p.stop - first]])) for p in parts]

@@ -1,6 +1,7 @@
 """Bugs of encoded pushes, each planted by replacing one method."""
 
 from contextlib import contextmanager
+from struct import pack, unpack
 from unittest.mock import patch
 
 import msgspec
@@ -8,10 +9,15 @@ import numpy as np
 
 from shoal.protocol.layout import Layout
 from shoal.protocol.server.replication.replay import Replayer, RoundLoad
+from shoal.protocol.server.requests.decoding import Decoder
 from shoal.protocol.worker import rerouting
 from shoal.protocol.worker.routing import Router
 from shoal.pushes import Door
 from shoal.pushes.encoder import Encoder
+from shoal.pushes.pulled import PulledDifferences
+from shoal.tables.dense.references import References
+from shoal.tables.dense.shard import DenseShard
+from shoal.tables.differences import NO_NAME
 
 
 @contextmanager
@@ -157,4 +163,68 @@ def what_goes_back_begins_where_the_largest_fragments_would():
         right(self, msgspec.structs.replace(op, sizes=most, values=values), weight, rows)
 
     with patch.object(Encoder, "give_back", give_back):
+        yield
+
+
+@contextmanager
+def difference_of_the_wrong_clock():
+    """A worker adds whatever difference comes to what it has."""
+
+    def move(self, number, fragment, data, reference):
+        if self._names[number] != NO_NAME and len(data) == fragment.nbytes:
+            data = pack("<q", self._names[number]) + bytes(data[8:])
+        return right(self, number, fragment, memoryview(data), reference)
+
+    right = PulledDifferences._move
+    with patch.object(PulledDifferences, "_move", move):
+        yield
+
+
+@contextmanager
+def differences_are_added_again():
+    """A worker that has pulled twice after one round adds the difference twice."""
+    right = PulledDifferences._move
+
+    def move(self, number, fragment, data, reference):
+        moved = right(self, number, fragment, data, reference)
+        if fragment.pieces and moved and len(data) == fragment.nbytes:
+            self._names[number] = unpack("<q", data[:8])[0]
+        return moved
+
+    with patch.object(PulledDifferences, "_move", move):
+        yield
+
+
+@contextmanager
+def references_stay_behind():
+    """A server that gets the rows of others has names of its own for its references."""
+
+    def install(self, first, values, names):
+        right(self, first, values, [name ^ 1 for name in names])
+
+    right = References.set
+    with patch.object(References, "set", install):
+        yield
+
+
+@contextmanager
+def followers_advance_no_reference():
+    """Only the head of a chain, which merges a round, moves its references."""
+    with patch.object(DenseShard, "_advance", lambda self, touched: None):
+        yield
+
+
+@contextmanager
+def rows_are_encoded_between_answers():
+    """Each answer encodes its rows, and the server goes on meanwhile."""
+    right = Decoder.encoded
+
+    def encoded(self, replica, rows, sizes):
+        nbytes = Layout(replica.shard.spec).nbytes(len(rows))
+        return self._long_work.do([replica], nbytes, lambda: right(self, replica, rows, sizes))
+
+    with (
+        patch.object(Decoder, "encode", lambda self, wanted: None),
+        patch.object(Decoder, "encoded", encoded),
+    ):
         yield

@@ -15,6 +15,8 @@ from shoal.storage.checkpoints import Checkpoints
 from shoal.storage.run_folder import RunFolder
 from shoal.strategies import Strategy, StrategyOptions, strategies
 from shoal.strategies.layer_codecs import check_codecs, registered
+from shoal.tables.consistency import bsp
+from shoal.tables.spec import TableSpec
 
 
 def check_job(job: JobSpec) -> None:
@@ -28,6 +30,9 @@ def check_job(job: JobSpec) -> None:
         )
     strategy = check_strategy(job.strategy, job.strategy_options(updates=1), job)
     check_codecs(registered(job.codec), job.server_codec, summed=not strategy.traits.uses_servers)
+    if strategy.traits.uses_servers and job.server_codec != "none":
+        rule = getattr(strategy, "consistency", bsp())  # a user's strategy may have several
+        TableSpec("params", 1, consistency=rule, server_codec=job.server_codec)
     if job.on_worker_loss == "reassign" and (
         traits.optimizer_on_workers
         or traits.replicates_batches

@@ -368,7 +368,8 @@ class Router:
                     raise InvalidValue(f"table {pull.table!r}: cannot pull into a read-only buffer")
 
     def _check_encoded(self, op: PushOp | PullOp, buffer: memoryview) -> None:
-        problem = self._layouts[self._number(op.table)].encoded_problem(op.rows, op.sizes)
+        layout, pulled = self._layouts[self._number(op.table)], isinstance(op, PullOp)
+        problem = layout.encoded_problem(op.rows, op.sizes, pulled)
         if op.keys is not None or op.slots:
             problem = "rows with keys or slots are not encoded"
         if not problem and buffer.nbytes != sum(op.sizes):

@@ -5,7 +5,8 @@ push to table `stamp` adds one number to every element, so that a torn or half-a
 With simple requests there is nothing else, and each request pushes or pulls one table.
 Some seeds also have a custom table (workloads.custom), a bounded table (workloads.bounded), whole
 states that are assigned (workloads.state), leased batches (workloads.leases) or a table with a
-codec (workloads.encoded). Half of them have a table with optimizer state (workloads.optimizer).
+codec of pushes (workloads.encoded) or of pulls (workloads.pulled). Half of them have a table with
+optimizer state (workloads.optimizer).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from shoal.simulation.workloads.encoded import PACKED, EncodedWorkload
 from shoal.simulation.workloads.extras import NO_EXTRAS, Extras
 from shoal.simulation.workloads.leases import LeaseWorkload
 from shoal.simulation.workloads.optimizer import OptimizerWorkload
+from shoal.simulation.workloads.pulled import PulledWorkload
 from shoal.simulation.workloads.scans import SCANS, scanned
 from shoal.simulation.workloads.state import StateWorkload
 from shoal.simulation.world import World
@@ -51,6 +53,7 @@ from shoal.tables.spec import Access, TableSpec
 CANARY = -7.0
 SPOILED = b"\xa5"  # the bytes of buffers after their request is resolved
 SPARSE, CUSTOM, OPTIMIZED, ASSIGNED, ENCODED = 0.25, 0.25, 0.5, 0.3, 0.2  # of the seeds
+PULLED = 0.2  # of the seeds
 CANCELS_OFTEN = 0.25  # of the seeds
 SPARSE_WIDTH = 3
 PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
@@ -87,6 +90,8 @@ class Workload:
         encoded = more and draws.happens(("encoded", group), ENCODED)
         packed = encoded and draws.happens(("packed", group), PACKED)
         self.encoded = EncodedWorkload(rule, packed) if encoded else None
+        pulled = more and draws.happens(("pulled", group), PULLED)
+        self.pulled = PulledWorkload(rule) if pulled else None
         often = draws.happens(("cancels often", group), CANCELS_OFTEN)
         self._cancels = 0.4 if often else 0.1  # share of pulls that are cancelled
         self._styles = STYLES if rule.closes is None else [s for s in STYLES if s != "two pushes"]
@@ -107,7 +112,10 @@ class Workload:
         if self._simple:  # one fragment: a push of several is streamed
             ledger = TableSpec("ledger", rows, fragment_rows=rows, **common)
             stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_ROWS, **common)
-        others = (self.calls, self.bounded, self.leased, self.optimizer, self.state, self.encoded)
+        others = (
+            *(self.calls, self.bounded, self.leased, self.optimizer, self.state),
+            *(self.encoded, self.pulled),
+        )
         return [ledger, stamp, *(each.spec for each in others if each is not None)]
 
     def crashed(self, node: NodeId) -> None:
@@ -318,6 +326,8 @@ class Workload:
             push, sent = encoded.push(door, random)
             extras.pushes.append(push)
             extras.pushers.append(lambda outcome: encoded.acknowledged(sent, outcome))
+        if self.pulled is not None:
+            self._encoded_pulls(self.pulled, node, random, extras)
         if (optimizer := self.optimizer) is not None:
             push, how = optimizer.push(key, machine.session.rank, machine.clock, random)
             of_model, model = optimizer.pull()
@@ -329,6 +339,17 @@ class Workload:
                 lambda at, got, more: optimizer.read(at, model, got.round_weight, more)
             )
         return extras
+
+    def _encoded_pulls(
+        self, pulled: PulledWorkload, node: NodeId, random: Random, extras: Extras
+    ) -> None:
+        """Add a push of the table whose rows are pulled encoded, and pulls of them."""
+        sim = self._world.nodes[node]
+        pulls, into = pulled.pulls(random)
+        before = sim.asked_again
+        extras.pushes.append(pulled.push(random))
+        extras.pulls += pulls
+        extras.readers.append(lambda *_: pulled.check(into, sim.asked_again > before))
 
     def _perhaps_cancel(self, ticket: int, random: Random) -> Program:
         if random.random() < self._cancels:

@@ -22,6 +22,11 @@ class PulledFragments:
         self._encoding = Encoding(spec, pulled=True)
         self._kept: dict[KeyRange, tuple[int, memoryview]] = {}  # by rows: version, encoded
 
+    def has(self, rows: KeyRange, version: int) -> bool:
+        """Return whether rows are encoded in this version."""
+        kept = self._kept.get(rows)
+        return kept is not None and kept[0] == version
+
     def read(self, rows: KeyRange, values: Tensor, version: int, updates: int) -> memoryview:
         """Return rows of one fragment, encoded.
 
@@ -31,9 +36,8 @@ class PulledFragments:
         Raises:
             AccessFailed: a value cannot be encoded.
         """
-        kept = self._kept.get(rows)
-        if kept is not None and kept[0] == version:
-            return kept[1]
+        if self.has(rows, version):
+            return self._kept[rows][1]
         [fragment] = self._encoding.cut(rows)
         into = np.empty(fragment.nbytes, np.uint8)
         told = pack("<2q", rows.start, updates) + self._spec.name.encode()

@@ -14,6 +14,7 @@ from shoal.keys import KeyRange
 from shoal.tables.access import AccessMethod
 from shoal.tables.dense.counts import UpdateCounts
 from shoal.tables.dense.methods import method_of
+from shoal.tables.dense.references import References
 from shoal.tables.initial import fill
 from shoal.tables.sizes import dense_bytes
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32, refuse
@@ -29,6 +30,7 @@ class DenseRows(Shard):
     Attributes:
         rows: the values, (len(held), width); a view of those of the shard `of`, if that is split.
         slots: the optimizer state by name, shaped as `rows`.
+        references: what workers have of the rows, if they pull differences; else None.
         counts: the numbers of updates applied, by cell: the optimizer's step.
         versions: the number of updates and assignments of each fragment.
     """
@@ -39,6 +41,7 @@ class DenseRows(Shard):
         self.access: AccessMethod = method_of(spec)
         self.dtype: torch.dtype = DTYPES[spec.dtype]
         self._row_bytes = spec.row_bytes
+        self.references: References | None = None
         self.fragments = [part for part in spec.fragments() if held.covers(part)]
         if of is None:
             shape = (len(held), spec.width)
@@ -51,12 +54,16 @@ class DenseRows(Shard):
             }
             self.counts = UpdateCounts(spec, self.fragments)
             self.versions = [0] * len(self.fragments)
+            if spec.delta:
+                self.references = References(spec, self.fragments, self.rows.clone())
         else:
             self.rows, self.slots = of._piece(held)
             first = of.fragments.index(self.fragments[0])
             last = first + len(self.fragments)
             self.counts = UpdateCounts(spec, self.fragments, of.counts.between(first, last))
             self.versions = of.versions[first:last]
+            if of.references is not None:
+                self.references = of.references.part(first, last)
         self._bytes = data_of(self.rows)
         self._all = list(enumerate(self.fragments))
 
@@ -92,8 +99,8 @@ class DenseRows(Shard):
             stop += 1
         some = KeyRange(self.fragments[at].start, self.fragments[stop - 1].stop)
         updates = torch.tensor(self.counts.between(at, stop))
-        rows, slots = self._piece(some)
-        views = copied([updates, torch.tensor(self.versions[at:stop]), rows, *slots.values()])
+        versions = torch.tensor(self.versions[at:stop])
+        views = copied([updates, versions, *self.carried(some)])
         return Snapshot(some, -1, views, stop, stop == len(self.fragments))
 
     def sample(self, at: int, nbytes: int) -> Sample:
@@ -102,19 +109,28 @@ class DenseRows(Shard):
 
     def digest(self, rows: KeyRange, keys: None) -> int:
         """Return a digest of these rows and their state."""
-        updates = torch.tensor(
-            [n for index, _ in self._touched(rows) for n in self.counts.of(index)]
-        )
+        touched = [index for index, _ in self._touched(rows)]
+        updates = torch.tensor([n for index in touched for n in self.counts.of(index)])
+        return crc32([updates, *self.carried(rows)])
+
+    def carried(self, rows: KeyRange) -> list[Tensor]:
+        """Return the values of rows, their slots and references, and the references' names."""
         values, slots = self._piece(rows)
-        return crc32([updates, values, *slots.values()])
+        if self.references is None:
+            return [values, *slots.values()]
+        names = torch.tensor([self.references.names[index] for index, _ in self._touched(rows)])
+        return [values, *slots.values(), self.references.values[self._slice(rows)], names]
 
     def stage_snapshot(self, rows: KeyRange, keys: int) -> StagedSnapshot:
         """Return staging memory for a snapshot of these rows."""
         shape = (len(rows), self.spec.width)
         touched = [index for index, _ in self._touched(rows)]
         cells = sum(len(self.counts.edges(index)) for index in touched)
-        counted = (torch.int64, (cells,)), (torch.int64, (len(touched),))
-        return StagedSnapshot(rows, [*counted, *[(self.dtype, shape)] * (1 + len(self.slots))])
+        numbers = torch.int64, (len(touched),)
+        told = [(torch.int64, (cells,)), numbers, *[(self.dtype, shape)] * (1 + len(self.slots))]
+        if self.references is not None:
+            told += [(self.dtype, shape), numbers]
+        return StagedSnapshot(rows, told)
 
     def install(self, staged: StagedSnapshot) -> None:
         """Set fragments to another replica's snapshot.
@@ -123,6 +139,7 @@ class DenseRows(Shard):
             AccessFailed: the snapshot is invalid; nothing is changed.
         """
         updates, versions, sent, *states = staged.tensors
+        references = [states.pop(), states.pop()] if self.references is not None else []
         wrong = bool((updates < 0).any() or (versions < 0).any())
         refuse(self.spec.name, wrong, "a count below 0")
         rows, slots = self._piece(staged.rows)
@@ -132,6 +149,9 @@ class DenseRows(Shard):
         first = self._touched(staged.rows)[0][0]
         self.counts.set(first, updates.tolist())
         self.versions[first : first + len(versions)] = versions.tolist()
+        if self.references is not None:
+            names, values = references
+            self.references.set(first, values, names.tolist())
 
     # ------------------------------------------------------------------ disk
 
@@ -139,6 +159,9 @@ class DenseRows(Shard):
         """Return the tensors of a checkpoint: `rows`, `slot.NAME`, and `updates` of each cell."""
         slots = {f"slot.{name}": slot for name, slot in self.slots.items()}
         live = {"rows": self.rows, **slots}
+        if self.references is not None:
+            live["references"] = self.references.values
+            live["names"] = torch.tensor(self.references.names)
         here = {name: each.clone() for name, each in live.items()} if copied else live
         return {**here, "updates": torch.tensor(self.updates)}
 
@@ -159,8 +182,8 @@ class DenseRows(Shard):
         for name, slot in self.slots.items():
             if same and f"slot.{name}" in state:
                 slot[here] = state[f"slot.{name}"][there]
+        fragments = [part for part in self.spec.fragments() if held.covers(part)]
         if same:
-            fragments = [part for part in self.spec.fragments() if held.covers(part)]
             counts, saved = UpdateCounts(self.spec, fragments), state["updates"].tolist()
             cells = sum(len(counts.edges(index)) for index in range(len(fragments)))
             if held.start % self.spec.fragment_rows or len(saved) != cells:
@@ -168,6 +191,20 @@ class DenseRows(Shard):
             counts.set(0, saved)
             for index, part in self._touched(KeyRange(start, stop)):
                 self.counts.set(index, counts.of(fragments.index(part)))
+        if self.references is not None:
+            self._restore_references(KeyRange(start, stop), held, fragments, state)
+
+    def _restore_references(
+        self, rows: KeyRange, held: KeyRange, saved: list[KeyRange], state: dict[str, Tensor]
+    ) -> None:
+        """Restore the references of rows; those that were not saved are the rows."""
+        assert self.references is not None
+        for index, part in self._touched(rows):
+            if "references" in state:
+                values = state["references"][part.start - held.start : part.stop - held.start]
+                self.references.set(index, values, [int(state["names"][saved.index(part)])])
+            else:
+                self.references.assign(index, self.rows[self._slice(part)])
 
     # ------------------------------------------------------------------ workers
 
@@ -188,7 +225,14 @@ class DenseRows(Shard):
         for index, part in self._touched(staged.rows):
             self.counts.assign(index, part, updates)
             self.versions[index] += 1
+        self._assigned(staged.rows)
         self.release(staged)
+
+    def _assigned(self, rows: KeyRange) -> None:
+        """Have workers pull the fragments of assigned rows as they are."""
+        if self.references is not None:
+            for index, _ in self._touched(rows):
+                self.references.assign(index, self.rows[self._slice(self.fragments[index])])
 
     # ------------------------------------------------------------------ places
 

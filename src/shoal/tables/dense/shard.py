@@ -6,7 +6,7 @@ sender that dies half-way changes nothing. Streamed pushes are the exception (`s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -55,7 +55,7 @@ class DenseShard(DenseRows):
         self._ready_bytes = 0
         self._streams: dict[KeyRange, list[StreamedRows]] = {}
         self._encoding = Encoding(spec)  # refuses codecs that do not exist
-        self._pulled = PulledFragments(spec)
+        self._pulled = PulledFragments(spec)  # but for differences
 
     # ------------------------------------------------------------------ replicas
 
@@ -236,6 +236,7 @@ class DenseShard(DenseRows):
             self.rows[self._slice(staged.rows)] = staged.values
         for index, _ in self._touched(staged.rows):
             self.versions[index] += 1
+        self._assigned(staged.rows)
         self.release(staged)
 
     def merge(self, contributions: Sequence[Contribution]) -> list[Merged]:
@@ -251,6 +252,8 @@ class DenseShard(DenseRows):
         first = contributions[0][2].rows if contributions else None
         alike = all(each.keys is None and each.rows == first for _, _, each in contributions)
         applied = (self._merge_alike if alike else self._merge_pieces)(contributions)
+        if self.references is not None:
+            self._advance({index for each in applied for index, _ in self._touched(each.rows)})
         borrowed = any(staged.loan is not None for _, _, staged in contributions)
         for _, _, staged in contributions:
             self.release(staged)
@@ -311,8 +314,18 @@ class DenseShard(DenseRows):
         for index, parts in touched.items():
             self.counts.count(index, parts)
             self.versions[index] += 1
+        self._advance(touched)
         for _, staged in updates:
             self.release(staged)
+
+    def _advance(self, touched: Iterable[int]) -> None:
+        """Have workers pull what a round has changed in these fragments."""
+        if self.references is None:
+            return
+        for index in touched:
+            part = self.fragments[index]
+            updates = self.counts.most(index, part)
+            self.references.advance(index, self.rows[self._slice(part)], updates)
 
     def _pieces(self, staged: StagedRows) -> list[tuple[int, KeyRange, Prepared | None]]:
         """Return each fragment that a push of whole rows changes, with its prepared update."""
@@ -357,12 +370,40 @@ class DenseShard(DenseRows):
 
     # ------------------------------------------------------------------ reads
 
-    def read_encoded(self, rows: KeyRange) -> list[memoryview]:
+    def is_encoded(self, rows: KeyRange) -> bool:
+        """Return whether `read_encoded` has nothing to encode."""
+        return self.references is not None or all(
+            self._pulled.has(part, self.versions[index]) for index, part in self._touched(rows)
+        )
+
+    def encode(self, rows: KeyRange) -> None:
+        """Encode rows for those who pull them.
+
+        Raises:
+            AccessFailed: a value cannot be encoded.
+        """
+        self.read_encoded(rows, ())
+
+    def read_encoded(self, rows: KeyRange, sizes: Sequence[int]) -> list[memoryview]:
         """Return rows as the table's codec for pulls encodes them: a view for each fragment.
 
         A fragment is encoded once for all workers that pull it. Rows that have no encoding, such as
         large ones, come as they are.
+
+        Args:
+            rows: the rows.
+            sizes: the bytes that the caller takes of each fragment: where workers pull differences,
+                these or those of a whole reference.
+
+        Raises:
+            AccessFailed: a value cannot be encoded, or there is nothing of such a size.
         """
+        touched = self._touched(rows)
+        if self.references is not None:
+            return [
+                self.references.read(index, part, self.rows[self._slice(part)], nbytes)
+                for (index, part), nbytes in zip(touched, sizes, strict=True)
+            ]
         return [
             self._pulled.read(
                 part,
@@ -370,7 +411,7 @@ class DenseShard(DenseRows):
                 self.versions[index],
                 self.counts.most(index, part),
             )
-            for index, part in self._touched(rows)
+            for index, part in touched
         ]
 
     def read_keys(self, staged: StagedRows) -> memoryview:

@@ -276,18 +276,16 @@ class Admission:
         """Return whether the sizes of a request's encoded fragments fit its parts."""
         if request.sizes and request.assign:
             return False
-        pushed = request.pushes, footprint.pushes, request.sizes
-        pulled = request.pulls, footprint.pulls, request.pulled
-        return all(
-            not sizes or self._fit(parts, named, sizes) for parts, named, sizes in (pushed, pulled)
-        )
+        pushed = request.pushes, footprint.pushes, request.sizes, False
+        pulled = request.pulls, footprint.pulls, request.pulled, True
+        return all(not each[2] or self._fit(*each) for each in (pushed, pulled))
 
-    def _fit(self, parts: Parts, named: tuple[Named, ...], sizes: Sizes) -> bool:
+    def _fit(self, parts: Parts, named: tuple[Named, ...], sizes: Sizes, pulled: bool) -> bool:
         """Return whether these are sizes of encoded fragments of some parts."""
         return len(sizes) == len(parts) and not any(
             part.keys != -1
             or part.slots
-            or Layout(self._specs[shard]).encoded_problem(rows, encoded)
+            or Layout(self._specs[shard]).encoded_problem(rows, encoded, pulled)
             for part, (shard, rows, _), encoded in zip(parts, named, sizes, strict=True)
             if encoded
         )

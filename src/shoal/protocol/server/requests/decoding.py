@@ -6,7 +6,7 @@ And the other way round: rows that are pulled are encoded, once for all workers 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
+from contextlib import suppress
 
 from shoal.errors import AccessFailed, BadEncoding
 from shoal.keys import KeyRange
@@ -41,17 +41,28 @@ class Decoder:
             return error.message
         return ""
 
+    def encode(self, wanted: Iterable[tuple[Replica, KeyRange]]) -> None:
+        """Encode rows, so that `encoded` finds them; values that cannot be encoded fail there."""
+        lacking = [each for each in wanted if not each[0].shard.is_encoded(each[1])]
+        nbytes = sum(Layout(replica.shard.spec).nbytes(len(rows)) for replica, rows in lacking)
+
+        def encode() -> None:
+            for replica, rows in lacking:
+                with suppress(AccessFailed):
+                    replica.shard.encode(rows)
+
+        if lacking:
+            self._long_work.do([replica for replica, _ in lacking], nbytes, encode)
+
     def encoded(
         self, replica: Replica, rows: KeyRange, sizes: Sequence[int]
     ) -> Sequence[memoryview]:
         """Return rows as encoded fragments of these sizes.
 
         Raises:
-            AccessFailed: the table's codec makes others of them.
+            AccessFailed: the table's codec makes others of them, or a value cannot be encoded.
         """
-        nbytes = Layout(replica.shard.spec).nbytes(len(rows))
-        read = partial(replica.shard.read_encoded, rows)
-        found: Sequence[memoryview] = self._long_work.do([replica], nbytes, read)
+        found = replica.shard.read_encoded(rows, sizes)
         if [view.nbytes for view in found] != [*sizes]:
             raise AccessFailed(
                 f"table {replica.shard.spec.name!r}: rows {rows} do not have encoded fragments of "

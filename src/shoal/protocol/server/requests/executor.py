@@ -26,7 +26,7 @@ from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.protocol.server.requests.round_closing import RoundCloser
 from shoal.protocol.server.requests.staging import AdmittedRequest, RequestStaging
-from shoal.protocol.server.requests.wait_queue import WaitQueue, read_clock
+from shoal.protocol.server.requests.wait_queue import WaitingRequest, WaitQueue, read_clock
 from shoal.protocol.server.state.replica import NONE, AppliedPart
 from shoal.protocol.server.state.request_log import RequestLog
 from shoal.protocol.server.state.rounds import Contribution, PushPart, Rounds
@@ -211,6 +211,7 @@ class Executor:
         """Answer with rows, now or when the slowest worker has reached the clock that is needed."""
         request, pull = admitted.request, self.wait_queue.look(admitted, accepted)
         if self.wait_queue.ready(pull):
+            self._staging.encode([admitted])
             self._serve(admitted, out)
             return
         admitted.log.record(request.seq, "waiting")
@@ -226,16 +227,26 @@ class Executor:
 
     def look(self, out: Effects) -> None:
         """Answer the requests that no longer have to wait."""
-        for key, pull in list(self.wait_queue.pulls.items()):
-            if self.wait_queue.ready(pull):
-                self.wait_queue.leave(key)
+        pulls = [*self.wait_queue.pulls.values()]
+        self._answer_ready([each for each in pulls if not each.admitted.request.pulled], out)
+        for push in self.wait_queue.replicated() if self.wait_queue.pushes else ():
+            self.wait_queue.leave(push.key)
+            self.answer(push.admitted, "applied", out)
+        encoded = [each for each in pulls if each.admitted.request.pulled]
+        if encoded:
+            encoded = [each for each in encoded if self.wait_queue.ready(each)]
+            self._staging.encode([each.admitted for each in encoded])
+            self._answer_ready(encoded, out)
+
+    def _answer_ready(self, pulls: list[WaitingRequest], out: Effects) -> None:
+        """Answer those of some waiting pulls that can be answered; others may have left."""
+        for pull in pulls:
+            if self.wait_queue.pulls.get(pull.key) is pull and self.wait_queue.ready(pull):
+                self.wait_queue.leave(pull.key)
                 try:
                     self._serve(pull.admitted, out)
                 except AccessFailed as error:
                     self.answer(pull.admitted, "refused", out, error.message)
-        for push in self.wait_queue.replicated() if self.wait_queue.pushes else ():
-            self.wait_queue.leave(push.key)
-            self.answer(push.admitted, "applied", out)
 
     def answer(
         self,

@@ -10,7 +10,7 @@ is acknowledged when all fragments are applied.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -188,6 +188,18 @@ class RequestStaging:
         numbers = [number for number, _, _ in admitted.footprint.pushes]
         replicas = [self._replicas[number] for number in numbers]
         return self._decoder.problem(zip(replicas, admitted.loads, strict=False))
+
+    def encode(self, several: Sequence[AdmittedRequest]) -> None:
+        """Encode the rows that requests pull encoded, before `read` returns them.
+
+        This may take long, and the server goes on meanwhile: requests may have left afterwards.
+        """
+        wanted: dict[tuple[int, KeyRange], None] = {}
+        for admitted in several:
+            pulls = zip(admitted.footprint.pulls, admitted.request.pulled, strict=False)
+            wanted |= {(number, rows): None for (number, rows, _), sizes in pulls if sizes}
+        if wanted:
+            self._decoder.encode([(self._replicas[number], rows) for number, rows in wanted])
 
     def read(self, admitted: AdmittedRequest) -> tuple[memoryview, ...]:
         """Return the rows that a request pulls; the guard has to protect those of whole ranges."""

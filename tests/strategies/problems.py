@@ -87,6 +87,7 @@ def train(
     max_steps: int = 0,
     size: int = 3,
     watched=None,
+    codec_times=None,
     **settings,
 ) -> list[SimulatedWorker]:
     """Train one worker for each list of batches; settings are the strategy's."""
@@ -117,7 +118,7 @@ def train(
         )
         for rank, own in enumerate(batches)
     ]
-    simulate_training(workers, servers, seed, network, max_steps)
+    simulate_training(workers, servers, seed, network, max_steps, codecs=codec_times)
     return workers
 
 

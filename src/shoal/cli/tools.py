@@ -34,6 +34,7 @@ from shoal.cli.group import (
     trusts,
 )
 from shoal.cli.training import job_values
+from shoal.errors import UsageError
 from shoal.extras import require
 from shoal.runs.job import JobSpec, from_mapping
 
@@ -301,11 +302,22 @@ def similar(
     type=click.Choice(["unix", "tcp", "tls"]),
     help="what wire and dense measure; unix and tcp if not given; tls needs no --tls",
 )
+@option("--link", default="", help="codecs: which of them pay on such a link, as 100Mbit or local")
+@option("--model", default="", help="with --link: the model; that of the data if not given")
+@option("--data", default="", help="with --link: the data set; cifar10 if found, else digits")
 @option("--plot", default="", help="file for a picture of the rows: .png, .svg or .pdf")
 @as_json
 @tls_options
 def bench(
-    suite: str, as_json: bool, rounds: int | None, replicas: int, transport: str | None, plot: str
+    suite: str,
+    as_json: bool,
+    rounds: int | None,
+    replicas: int,
+    transport: str | None,
+    link: str,
+    model: str,
+    data: str,
+    plot: str,
 ) -> None:
     """Measure Shoal beside its ceilings, in one run.
 
@@ -319,7 +331,8 @@ def bench(
     moving     what a server that joins, and one that leaves, cost those who push
     stragglers workers that are slow by turns, and one that always is
     ctr        logistic regression and its kin beside scikit-learn; on the rows of SHOAL_DATA
-    codecs     64 MiB encoded and decoded by one thread, beside a copy and operations of torch
+    codecs     64 MiB encoded and decoded by one thread, beside a copy and operations of torch;
+               with --link the samples a second of a model with each of them, in simulated time
     """
     from shoal.apps.bench.command import run_suite, show_rows
     from shoal.apps.bench.plot import plot_rows
@@ -328,8 +341,14 @@ def bench(
     if plot:
         require("matplotlib", "--plot")  # not after the measurement
     console = Console(stderr=as_json)
-    report = run_suite(suite, rounds, console, search_path(None, os.environ), replicas, transport)
+    if (model or data) and not link:
+        raise UsageError("--model and --data are for --link, such as --link 100Mbit")
+    on_link = {"link": link, "model": model, "data": data} if link else None
+    dirs = search_path(None, os.environ)
+    report = run_suite(suite, rounds, console, dirs, replicas, transport, on_link)
     show_rows(console, report)
+    if advice := report.get("advice"):
+        console.print(f"pays on {link}: {advice}", highlight=False)
     if plot:
         plot_rows(report, Path(plot))
     if as_json:

@@ -98,6 +98,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         simulated: whether to train in the simulator.
         simulation: the parameters of simulated time.
         measured: the seconds a batch that were measured here, by model and size of a batch.
+        codecs: the same of codecs: the seconds to encode and to decode a value, and its bytes.
     """
 
     # fmt: off
@@ -109,6 +110,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     simulated: Annotated[bool, option("Comparison", "train in the simulator, on its clock, with the seconds of a batch as measured here or given")] = False
     simulation: SimulatedTime = SimulatedTime()
     measured: dict[str, float] = {}
+    codecs: dict[str, tuple[float, float, float]] = {}
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ class SimulatedTime(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pace: Annotated[str | float | list[float], option("Simulated time", "how many times as long each worker takes, such as 1,1,1,4; the others 1")] = ""
     turn: Annotated[int, option("Simulated time", "batches after which paces go on to the next worker, so that each is slow in turn; 0: never", ge=0)] = 0
     jitter: Annotated[float, option("Simulated time", "standard deviation of the logarithm of a batch's seconds", ge=0)] = 0.0
+    codecs: dict[str, tuple[float, float, float]] = {}  # measured: seconds a value to encode and to decode, and its bytes
     latency_ms: Annotated[float, option("Simulated time", "milliseconds that a message takes, beside its bytes", ge=0)] = 0.2
     # fmt: on
 

@@ -16,17 +16,18 @@ from shoal.collective.base import AllGather, AllReduce
 from shoal.collective.figures import WorkerFigures
 from shoal.collective.tensors import prepared
 from shoal.errors import InvalidValue, ShoalError
-from shoal.protocol.machine import Outcome
+from shoal.protocol.machine import Event, Outcome
 from shoal.protocol.messages.base import SCHEDULER
 from shoal.protocol.requests import AwaitView, DeclareTable, FinishWork, Start
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.server.machine import ServerMachine
 from shoal.protocol.session import Session
-from shoal.protocol.views import View
+from shoal.protocol.views import NodeId, View
 from shoal.protocol.worker.machine import WorkerMachine
 from shoal.protocol.worker.options import WorkerOptions
 from shoal.protocol.worker.peers.peers import Peers
+from shoal.simulation.codec_times import CodecTimes
 from shoal.simulation.draws import Draws
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.node import Sleep
@@ -36,6 +37,7 @@ from shoal.strategies.base import Model, Program
 from shoal.strategies.loop import Batches, Hooks
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.opening import checked
+from shoal.tables.spec import TableSpec
 
 LIMIT_S = 1e6  # of simulated time
 STALLED = 1_000_000  # events without a step of any worker
@@ -46,12 +48,16 @@ class SimulatedClient(WorkerFigures):
     """The figures of a worker in a simulated run, as `Client` has them.
 
     Attributes:
-        computed_s: the seconds that the worker's gradients have taken.
+        codecs: the seconds that codecs take; None if they take none.
+        computed_s: the seconds that the worker's gradients and codecs have taken.
     """
 
-    def __init__(self, world: World, machine: WorkerMachine) -> None:
+    def __init__(
+        self, world: World, machine: WorkerMachine, codecs: CodecTimes | None = None
+    ) -> None:
         self._world = world
         self._machine = machine
+        self.codecs = codecs
         self._began_s = 0.0
         self._ended_s: float | None = None
         self.computed_s = 0.0
@@ -80,6 +86,23 @@ class SimulatedClient(WorkerFigures):
         view = self._machine.session.view
         assert view is not None
         return view
+
+    def table(self, name: str) -> TableSpec:
+        """Return the specification of a table."""
+        number = self._machine.number_of(name)
+        assert number is not None
+        return self.view.tables[number]
+
+
+def _of_codecs(world: World, codecs: CodecTimes) -> Callable[[NodeId, Event], float]:
+    """Return the seconds that each node takes for the codecs of an event."""
+
+    def seconds(node: NodeId, event: Event) -> float:
+        machine = world.nodes[node].machine
+        view = machine.session.view if isinstance(machine, ServerMachine) else None
+        return codecs.of_event(event, view.tables) if view is not None else 0.0
+
+    return seconds
 
 
 class SimulatedWorker(msgspec.Struct):
@@ -120,6 +143,7 @@ def simulate_training(
     network: NetworkOptions | None = None,
     max_steps: int = 0,
     replicas: int = 1,
+    codecs: CodecTimes | None = None,
 ) -> World:
     """Train to the end; the results are in the workers, and in the network of the returned world.
 
@@ -130,6 +154,7 @@ def simulate_training(
         network: the delays and the bandwidth of the network.
         max_steps: the largest number of steps of each worker; 0 for no limit.
         replicas: the number of servers that have each row.
+        codecs: the seconds that codecs take; None if they take none.
 
     Raises:
         ShoalError: the error of a worker, or of a member that has ended with one; or no worker
@@ -150,6 +175,8 @@ def simulate_training(
     for rank in range(servers):
         session = Session(f"server-{rank}", "server", rank=rank)
         world.add(session.me, ServerMachine(session, DenseShard))
+    if codecs is not None:
+        world.event_s = _of_codecs(world, codecs)
     rounds = 0
     if any(each.strategy.traits.skips_closed_rounds for each in workers):  # for those that resume
         rounds = max(sum(1 for _ in worker.batches.epoch(0)) for worker in workers)
@@ -157,7 +184,7 @@ def simulate_training(
         session = Session(f"worker-{rank}", "worker", rank=rank)
         session.announce(f"sim://{session.me}")
         machine = WorkerMachine(session, PATIENT, Peers(session, PATIENT))
-        client = SimulatedClient(world, machine)
+        client = SimulatedClient(world, machine, codecs)
         program = worker_program(client, worker, rank, max_steps, rounds)
         world.add(session.me, machine, program)
     progress = -1
@@ -254,10 +281,15 @@ class _Timed:
                 result: StepResult = stop.value
                 return result
             yield from self._compute()
+            codecs, table = self._client.codecs, self._client.table
+            if codecs is not None:
+                yield from self._take(codecs.before(request, table))
             try:
                 value, error = (yield request), None
             except ShoalError as failed:
                 value, error = None, failed
+            if codecs is not None:
+                yield from self._take(codecs.after(request, table))
 
     def _compute(self) -> Program:
         """Take the time of the gradients since the last request."""
@@ -265,8 +297,12 @@ class _Timed:
             batch_s = self._worker.batch_s
             took = batch_s(self._batches) if callable(batch_s) else batch_s
             self._batches += 1
-            self._client.computed_s += took
-            yield Sleep(took)
+            yield from self._take(took)
+
+    def _take(self, seconds: float) -> Program:
+        if seconds:
+            self._client.computed_s += seconds
+            yield Sleep(seconds)
 
 
 class _CountedModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib import import_module
@@ -42,21 +42,27 @@ def run_suite(
     data_dirs: Sequence[Path] = (),
     replicas: int = 1,
     transport: str | None = None,
+    link: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Measure a suite, and return the object that `--json` prints.
 
     replicas:   the number of replicas, for `dense`, which measures several beside one, and `moving`
     transport:  what `wire` and `dense` measure alone: unix, tcp or tls; None for unix and tcp
     rounds:     the number of batches; None for the suite's own number
-    data_dirs:  the folders in which a suite looks for text and clicks
+    data_dirs:  the folders in which a suite looks for text, clicks and images
+    link:       of `codecs`: the `link`, `model` and `data` for which codecs are compared; None for
+                the speed of codecs
     """
     torch.set_num_threads(1)
     keep_memory()
     if replicas > 1 and suite not in ("dense", "moving"):
         raise UsageError(f"replicas are measured by `shoal bench dense` and `moving`, not {suite}")
+    if link and suite != "codecs":
+        raise UsageError(f"--link, --model and --data are of `shoal bench codecs`, not {suite}")
     name = "chains" if replicas > 1 and suite == "dense" else SUITES[suite]
+    name = "links" if link else name
     chosen = import_module(f"shoal.apps.bench.suites.{name}")
-    known: dict[str, Any] = {"data_dirs": data_dirs, "replicas": replicas}
+    known: dict[str, Any] = {"data_dirs": data_dirs, "replicas": replicas, **(link or {})}
     if transport:
         known["transports"] = (transport,)
     takes = signature(chosen.rows).parameters
@@ -73,6 +79,8 @@ def run_suite(
     report = {"suite": suite, "machine": machine(), "rows": rows}
     if suite == "wire" and not transport:
         report["rooms"] = rooms(chosen.SMALL)
+    if link:
+        report["advice"] = chosen.advice(rows)
     return report
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from shoal import factories
+from shoal.apps.codec_times import codecs_of, measured_times
 from shoal.apps.compare.applications import application_of, check_fields
 from shoal.apps.compare.runs import (
     check_limited,
@@ -92,6 +93,11 @@ def _checked(
     if comparison.simulated and not comparison.simulation.batch_s:
         seconds = measured(cells, data_dirs, comparison.measured)
         comparison = msgspec.structs.replace(comparison, measured=seconds)
+    if comparison.simulated and not comparison.simulation.batch_s:
+        used = {str(each): each for cell in cells for each in codecs_of(cell.job(0, ""))}
+        left = [used[name] for name in used if name not in comparison.codecs]
+        times = {**comparison.codecs, **measured_times(left)}
+        comparison = msgspec.structs.replace(comparison, codecs=times)
     return comparison
 
 

@@ -61,6 +61,8 @@ def run_of(
         if batch_s is None:
             raise InvalidValue(f"{folder.comparison} has no seconds a batch of {key!r}")
         simulation = msgspec.structs.replace(simulation, batch_s=batch_s)
+    if comparison.simulated and not simulation.codecs:
+        simulation = msgspec.structs.replace(simulation, codecs=comparison.codecs)
     return CellRun(cell, seed, out, comparison.application, simulation)
 
 

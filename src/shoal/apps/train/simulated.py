@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from shoal.apps.codec_times import times_of
 from shoal.apps.train.command import summarise
 from shoal.apps.train.progress import Progress
 from shoal.apps.train.setup import WorkerSetup, load_dataset, set_up
@@ -21,6 +22,7 @@ from shoal.reports.events import write_tables
 from shoal.runs.job import JobSpec
 from shoal.runs.job_file import dump_job
 from shoal.runs.simulated_time import SimulatedTime, check_simulated
+from shoal.simulation.codec_times import CodecTime, CodecTimes
 from shoal.simulation.network import NetworkOptions
 from shoal.simulation.training import SimulatedClient, SimulatedWorker, simulate_training
 from shoal.storage.event_log import EventLog
@@ -88,6 +90,18 @@ def measured_batch_s(job: JobSpec, data_dirs: Sequence[Path]) -> float:
     return median(taken[WARM_UP:])
 
 
+def network_of(latency_s: float, bandwidth: float) -> NetworkOptions:
+    """Return a network of hosts with this delay and bandwidth (bytes per second, 0: no limit)."""
+    return NetworkOptions(
+        delay_s=latency_s,
+        jitter_s=0.0,
+        payload_s=0.0,
+        bandwidth=float("inf"),
+        host_bandwidth=bandwidth,
+        link_bytes=1 << 50,
+    )
+
+
 def _simulate(
     job: JobSpec,
     options: SimulatedTime,
@@ -97,14 +111,7 @@ def _simulate(
 ) -> float:
     """Train, and write the events and results; return the time at which the last worker ended."""
     dataset = load_dataset(job, list(data_dirs))
-    network = NetworkOptions(
-        delay_s=options.latency_ms / 1000,
-        jitter_s=0.0,
-        payload_s=0.0,
-        bandwidth=float("inf"),
-        host_bandwidth=bandwidth_mbit * MBIT,
-        link_bytes=1 << 50,
-    )
+    network = network_of(options.latency_ms / 1000, bandwidth_mbit * MBIT)
     workers, observed = [], []
     for rank in range(job.workers):
         setup = set_up(job, dataset, rank)
@@ -120,7 +127,16 @@ def _simulate(
         workers.append(worker)
         observed.append(mine)
     try:
-        simulate_training(workers, job.servers, job.seed, network, job.max_steps, job.replicas)
+        taken = times_of(job, {name: CodecTime(*each) for name, each in options.codecs.items()})
+        simulate_training(
+            workers,
+            job.servers,
+            job.seed,
+            network,
+            job.max_steps,
+            job.replicas,
+            CodecTimes(taken, job.workers) if taken else None,
+        )
         pairs = zip(workers, observed, strict=True)
         results = [mine.finish(worker.steps) for worker, mine in pairs]
     finally:

@@ -149,6 +149,15 @@ def digest64(told: bytes) -> int:
     return int.from_bytes(blake2b(told, digest_size=8).digest(), "little")
 
 
+def digest128(told: bytes | memoryview) -> bytes:
+    """Return 16 bytes by which a list of keys is named.
+
+    >>> digest128(b"a list") == digest128(memoryview(b"a list"))
+    True
+    """
+    return blake2b(told, digest_size=16).digest()
+
+
 def slot_of(key: int) -> int:
     """Return the hash slot of a sparse table's key, which determines the key's shard.
 

@@ -37,6 +37,7 @@ MODULES = (
     "fast_path",
     "borrowed",
     "codecs",
+    "key_lists",
     "view_changes",
     "next_views",
     "scheduler",

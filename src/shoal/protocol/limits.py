@@ -31,6 +31,7 @@ WAITS_MAX = 200  # kinds of waits in a status reply
 LONGEST_MAX = 10  # waits of one kind that a status reply names
 SLOTS_MAX = 16  # slots of a table's access method
 FRAGMENTS_TOLD_MAX = 1 << 16  # encoded fragments of one part: those of a table
+KEY_LISTS_BYTES = 64 << 20  # bytes of lists of keys that a server keeps
 REPEATS_MAX = 8  # times that a request's pushes may name a shard's rows; the same for its pulls
 # Bytes of pushes of one worker that wait at a server for their rounds; one push may exceed it.
 WAITING_BYTES = 4 << 30

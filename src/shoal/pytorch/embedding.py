@@ -69,6 +69,8 @@ class Embedding(torch.nn.Module):
         max_rows: the bound on the rows in the servers' memory; 0 for no bound.
         evict: the row that makes room for a new one: "lru", pushed least recently, or "lfu", pushed
             least frequently.
+        key_lists: "cached" if servers keep lists of ids, so that a batch that comes again names its
+            list by a digest.
         context: the context of `shoal.init()` by default.
         options: torch's other options. `sparse` is accepted: gradients are always sparse. The
             others are refused by name if they are set.
@@ -109,6 +111,7 @@ class Embedding(torch.nn.Module):
         dtype: torch.dtype = torch.float32,
         max_rows: int = 0,
         evict: Literal["lru", "lfu"] = "lru",
+        key_lists: Literal["sent", "cached"] = "sent",
         context: Context | None = None,
         **options: Any,
     ) -> None:
@@ -140,6 +143,7 @@ class Embedding(torch.nn.Module):
             kind="sparse",
             max_rows=max_rows,
             evict=evict,
+            key_lists=key_lists,
         )
         self.spec = self.client.create_table(spec)
         self._warned = False

@@ -26,6 +26,7 @@ from shoal.protocol.worker.machine import WorkerMachine
 from shoal.simulation.checkers.lent import watch
 from shoal.simulation.heartbeats import ProcessHeartbeats
 from shoal.simulation.plan import GUESTS, REPLICATION, SESSION, WORKER, Plan
+from shoal.simulation.workloads.listed import KEPT_BYTES
 from shoal.simulation.workloads.programs import Workload
 from shoal.simulation.world import World
 from shoal.tables.opening import open_shard
@@ -130,6 +131,7 @@ class SimulatedCluster:
             RequestOptions(
                 unread_bytes=UNREAD_BYTES,
                 long_bytes=self._plan.long_bytes,
+                key_lists_bytes=KEPT_BYTES,
                 borrowed_bytes=0 if self._plan.borrows else inf,
             ),
         )

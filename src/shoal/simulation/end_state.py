@@ -35,7 +35,8 @@ def check_holdings(
     """Check the rows at the end of a complete run.
 
     The checkers are `lost`, `exactly once`, `vanished`, `torn`, `called once`, `split round`,
-    `leased`, `departed`, `order`, `weights`, `residual`, `encoded` and `replicas`.
+    `leased`, `departed`, `order`, `weights`, `residual`, `encoded`, `listed` and
+    `replicas`.
 
     group:     the worker group that ran the workload
     departed:  the last clocks of workers that have left, by incarnation
@@ -53,6 +54,7 @@ def check_holdings(
     custom: list[list[CustomShard]] = [[] for _ in range(longest)]
     model: dict[int, tuple[np.ndarray, int]] = {}
     encoded: dict[int, np.ndarray] = {}
+    listed: dict[int, float] = {}
     for machine in servers.values():
         for replica, shard in _held(machine):
             if replica.group != group:
@@ -75,6 +77,8 @@ def check_holdings(
                     leased[shard.held.start : shard.held.stop] = shard.rows.numpy().ravel()
                 case "encoded", DenseShard() if last:
                     encoded |= {at: rows for at, (rows, _) in _by_fragment(shard).items()}
+                case "listed", SparseShard() if last:
+                    listed |= _by_key(shard)
                 case "model", DenseShard() if last:
                     model |= _by_fragment(shard)
     for ledger in ledgers:
@@ -87,6 +91,8 @@ def check_holdings(
         work.leased.check_end(leased, leases, whole)
     if work.encoded is not None:
         work.encoded.check_end(encoded, whole)
+    if work.listed is not None:
+        work.listed.check_end(listed, whole)
     if rule.apply_at == "round_end":
         work.ledger.check_departed(ledgers[0], departed)
     if rule.apply_at == "round_end" and rule.closes is None and whole:
@@ -177,6 +183,12 @@ def _content(shard: ShardStore) -> bytes:
     tensors = shard.carried(shard.held)
     counts = f"{shard.updates} {shard.versions}".encode()
     return counts + b"".join(tensor.numpy().tobytes() for tensor in tensors)
+
+
+def _by_key(shard: SparseShard) -> dict[int, float]:
+    """Return the rows of one element by key."""
+    keys, rows = shard.keys[: len(shard)], shard.records[: len(shard) * shard.stride : shard.stride]
+    return dict(zip(keys.tolist(), rows.tolist(), strict=True))
 
 
 def _add(ledger: np.ndarray, shard: ShardStore) -> None:

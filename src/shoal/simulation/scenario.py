@@ -109,6 +109,7 @@ class Scenario:
             "assigned states": self.work.state is not None,
             "encoded pushes": self.work.encoded is not None,
             "encoded pulls": self.work.pulled is not None,
+            "lists of keys": self.work.listed is not None,
             "large cluster": plan.servers > 3,
             "several hosts": plan.hosts > 1,
             "fixed size": not plan.elastic,

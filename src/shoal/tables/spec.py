@@ -124,6 +124,8 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
         spans: the parts of a dense table's rows that are updated apart, the first from row 0 on.
             The optimizer's step is the number of updates that a row's span has had: a push that
             leaves out a span leaves its rows, their state and their step as they are.
+        key_lists: "cached" if servers keep lists of keys that workers have sent for a sparse table,
+            so that a worker names a list by its digest when it pushes to it or pulls from it again.
 
     Raises:
         UnknownName: a name that is not among those listed above.
@@ -155,6 +157,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
     spans: tuple[Span, ...] = ()
     codec: str = ""
     server_codec: str = ""
+    key_lists: Literal["sent", "cached"] = "sent"
 
     def __post_init__(self) -> None:
         for field, kind in _TYPES.items():
@@ -213,6 +216,11 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             self._check_spans()
         if self.encodes or self.server_codec:
             self._check_codecs()
+        if self.key_lists == "cached" and not self.sparse:
+            raise InvalidValue(
+                f"table {self.name!r} is {self.kind}: key_lists='cached' is for sparse tables, "
+                "whose requests name keys"
+            )
 
     def _check_codecs(self) -> None:
         for codec in (self.codec, self.server_codec):

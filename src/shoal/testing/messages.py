@@ -12,7 +12,7 @@ from shoal.protocol.messages import (
     replication,
     requests,
 )
-from shoal.protocol.messages.base import PROTOCOL_VERSION, Message, Part
+from shoal.protocol.messages.base import PROTOCOL_VERSION, KeyList, Message, Part
 from shoal.protocol.views import FOREVER, Member, Placement, View
 from shoal.tables.consistency import ssp
 from shoal.tables.init import Init
@@ -113,6 +113,12 @@ EXAMPLES: list[Message] = [
         0.25,
         (1e-3, None),
         True,
+    ),
+    requests.ListedRequest(
+        *((1, 2), 5, 7, 3, 2),
+        (Part(0, 0, 16384, 2), Part(1, 0, 4)),
+        pulls=(Part(0, 0, 16384, 3),),
+        lists=(KeyList(b"0123456789abcdef", 0), KeyList(b"", 24)),
     ),
     requests.EncodedRequest(
         (2, 5), 7, 9, 8, 3, (Part(0, 0, 10), Part(0, 4, 9, 2)), sizes=((1, 1 << 62), ())

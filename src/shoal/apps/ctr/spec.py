@@ -41,6 +41,7 @@ class CtrSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     init: Annotated[str, option("Model", "folder of a run whose weights are the initial ones, on any number of servers")] = ""
     max_rows: Annotated[int, option("Model", "rows of a table in the servers' memory, after which rows are evicted; 0: no bound", ge=0, le=1 << 40)] = 0
     evict: Annotated[Literal["lru", "lfu"], option("Model", "rows to evict: the least recently or the least frequently used")] = "lru"
+    key_lists: Annotated[Literal["sent", "cached"], option("Model", "cached: servers keep the lists of keys of batches, which later epochs name by a digest")] = "sent"
     strategy: Annotated[Literal["asgd", "sync", "ssp"], option("Training", "workers wait for nobody (asgd), for all in each step (sync), or for the slowest (ssp)")] = "asgd"
     staleness: Annotated[int, option("Training", "steps that a worker may be ahead of the slowest one; ssp", ge=0)] = 0
     epochs: Annotated[int, option("Training", "passes over the data", ge=1)] = 1

@@ -36,7 +36,7 @@ def _common(spec: CtrSpec) -> dict[str, Any]:
 
 
 def _bound(spec: CtrSpec) -> dict[str, Any]:
-    return {"max_rows": spec.max_rows, "evict": spec.evict}
+    return {"max_rows": spec.max_rows, "evict": spec.evict, "key_lists": spec.key_lists}
 
 
 def _rate(spec: CtrSpec) -> Options:

@@ -10,7 +10,7 @@ from msgspec import Meta
 from shoal.protocol.limits import FRAGMENTS_TOLD_MAX, PARTS_MAX, SLOTS_MAX, Number
 from shoal.protocol.views import NodeId, Role
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 SCHEDULER: NodeId = "scheduler"
 SAME = -2
 PARTS_SHOWN = 10  # parts of a request that a text names
@@ -84,6 +84,26 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
         return f"t{self.table}[{self.start}:{self.stop}){keys}"
 
 
+class KeyList(msgspec.Struct, frozen=True, array_like=True):
+    """How the keys of a part are sent.
+
+    Attributes:
+        digest: the digest of the keys (`keys.digest128`), by which later requests may name them;
+            empty if they are not kept.
+        nbytes: the bytes of the keys in the payload; 0 if the server has kept them, or there are
+            none.
+    """
+
+    digest: Annotated[bytes, Meta(max_length=16)]
+    nbytes: Number
+
+    @property
+    def named(self) -> bool:
+        """Whether the server has to have the keys."""
+        return bool(self.digest) and not self.nbytes
+
+
+Lists = Annotated[tuple[KeyList, ...], Meta(max_length=2 * PARTS_MAX)]
 Parts = Annotated[tuple[Part, ...], Meta(max_length=PARTS_MAX)]
 # Of each part the bytes of its encoded fragments, none if it is not encoded; or nothing at all.
 Sizes = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from shoal.protocol.limits import PARTS_ASKED_MAX, WINDOW, Finite, Number, NumberOrNone, Text
-from shoal.protocol.messages.base import PARTS_SHOWN, Message, Part, Sizes
+from shoal.protocol.messages.base import PARTS_SHOWN, Lists, Message, Part, Sizes
 from shoal.protocol.views import FOREVER, ViewId
 
 Asked = Annotated[tuple[Part, ...], Meta(max_length=PARTS_ASKED_MAX)]
@@ -34,6 +34,7 @@ class Request(Message, frozen=True):
     senders = ("worker",)
     sizes: ClassVar[Sizes] = ()  # a request without codecs has not a byte more
     pulled: ClassVar[Sizes] = ()
+    lists: ClassVar[Lists] = ()
 
     view: ViewId
     incarnation: Number
@@ -48,6 +49,10 @@ class Request(Message, frozen=True):
     assign: bool = False
     follows: Annotated[tuple[Number, ...], Meta(max_length=WINDOW)] = ()
     updates: Number = 0
+
+    def key_counts(self) -> list[int]:
+        """Return the number of keys of each part that names some."""
+        return [part.keys for part in (*self.pushes, *self.pulls) if part.keys >= 0]
 
     def describe(self) -> str:
         words = [f"Request #{self.seq}"]
@@ -92,8 +97,26 @@ class EncodedRequest(Request, frozen=True):
     pulled: Sizes = ()  # type: ignore[misc]
 
 
+class ListedRequest(EncodedRequest, frozen=True):
+    """A request some of whose lists of keys the server keeps, or has kept.
+
+    Attributes:
+        lists: how the keys of each part are sent that names some: of the pushes, then of the pulls.
+    """
+
+    lists: Lists = ()  # type: ignore[misc]
+
+
 Code = Literal[
-    "applied", "accepted", "refused", "round_closed", "missing", "waiting", "stale", "out_of_order"
+    "applied",
+    "accepted",
+    "refused",
+    "round_closed",
+    "missing",
+    "keys",
+    "waiting",
+    "stale",
+    "out_of_order",
 ]
 
 
@@ -106,6 +129,7 @@ class Reply(Message, frozen=True):
     accepted                held for its round; `applied` follows when the round closes
     waiting                 the pull waits; `reason` names the members that it waits for
     missing                 this server has not received the request: send it again
+    keys                    it has not got a list of keys that the request names: send them
     stale                   the views differ; `view` is the view of the server
     out_of_order            a request that it follows is missing: send that one first
     refused, round_closed   final, with `reason`

@@ -42,7 +42,13 @@ from shoal.protocol.messages.replication import (
     ReplicateAck,
     StateChunk,
 )
-from shoal.protocol.messages.requests import Computing, EncodedRequest, Probe, Request
+from shoal.protocol.messages.requests import (
+    Computing,
+    EncodedRequest,
+    ListedRequest,
+    Probe,
+    Request,
+)
 from shoal.protocol.requests import EnterBarrier, GoAway
 from shoal.protocol.server.chains.chain import Chains
 from shoal.protocol.server.chains.link import ReplicationOptions
@@ -59,7 +65,7 @@ from shoal.tables.spec import TableSpec
 
 # Sets, because `isinstance` of a union takes five times as long, for each message.
 CHANGES = frozenset(
-    {Request, EncodedRequest, Replicate, EncodedReplicate}
+    {Request, EncodedRequest, ListedRequest, Replicate, EncodedReplicate}
 )  # and they may need long work
 EXCHANGE = CHANGES | {ReplicateAck}
 

@@ -58,6 +58,9 @@ from shoal.protocol.worker.server_part import SubRequestPlan
 RUN_ENDED = "this worker's run has ended"
 
 
+HAS_KEYS = frozenset(("applied", "accepted", "waiting"))  # a server that says so has admitted it
+
+
 class LateReply(Note, frozen=True, tag="late"):
     """A reply is ignored: its sub-request is not under way any more."""
 
@@ -328,6 +331,8 @@ class WorkerMachine:
             out.append(LateReply(reply.seq, reply.code))
             return
         sub_request, part = answered
+        if reply.code in HAS_KEYS:
+            self._sender.has_keys(part)
         if reply.code == "applied":
             self._applied(sub_request, part, reply, payload, now, out)
             return
@@ -340,6 +345,9 @@ class WorkerMachine:
                     self._in_flight.land(sub_request, part)
                     self._pump(now, out)
             case "missing":
+                self._sender.send_again(sub_request, part, now, out)
+            case "keys":
+                self._sender.lacks_keys(part)
                 self._sender.send_again(sub_request, part, now, out)
             case "out_of_order":
                 self._sender.probe_soon(part, now)

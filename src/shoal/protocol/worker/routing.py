@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shoal.errors import InvalidValue
-from shoal.keys import KeyRange, slot_of
+from shoal.keys import KeyRange, digest128, slot_of
 from shoal.protocol.layout import Layout
 from shoal.protocol.limits import KEYS_MAX, PARTS_ASKED_MAX, REPEATS_MAX
 from shoal.protocol.messages.base import SAME, Part
@@ -153,7 +153,23 @@ class Router:
                     pulled if any(pulled) else (),
                 )
             )
+        if any(map(self._caches, pushes)) or any(map(self._caches, pulls)):
+            server_parts = [self._with_lists(each) for each in server_parts]
         return plan, server_parts
+
+    def _caches(self, op: PushOp | PullOp) -> bool:
+        """Return whether servers keep the keys of an operation."""
+        spec = self.view.tables[self._number(op.table)]
+        return spec.key_lists == "cached" and op.keys is not None
+
+    def _with_lists(self, server_part: ServerPart) -> ServerPart:
+        """Return a server's part with the digests of its lists of keys."""
+        keyed = [part for part in (*server_part.pushes, *server_part.pulls) if part.keys >= 0]
+        lists = []
+        for part, at in zip(keyed, server_part.key_buffers(), strict=True):
+            cached = part.keys and self.view.tables[part.table].key_lists == "cached"
+            lists.append(digest128(server_part.buffers[at]) if cached else b"")
+        return msgspec.structs.replace(server_part, lists=tuple(lists))
 
     def _pulled(
         self, pulls: Sequence[PullOp], server_part: _Server

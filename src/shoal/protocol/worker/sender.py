@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import inf
 
 from shoal.protocol.machine import Effects, Send
-from shoal.protocol.messages.requests import EncodedRequest, Probe, Request
+from shoal.protocol.messages.requests import EncodedRequest, ListedRequest, Probe, Request
 from shoal.protocol.session import Session
 from shoal.protocol.views import NodeId
 from shoal.protocol.worker.in_flight import InFlight, SubRequest, SubRequestPart
+from shoal.protocol.worker.known_lists import KnownLists
 from shoal.protocol.worker.options import WorkerOptions
 
 
@@ -28,6 +29,7 @@ class Sender:
         self._probe_s = options.probe_s
         self._probe_max_s = options.probe_max_s
         self._behind_s = options.behind_s
+        self._known = KnownLists()
 
     def wake_at(self, at: float) -> None:
         """Set the time before which nothing is due."""
@@ -46,8 +48,21 @@ class Sender:
         for part in sub_request.parts.values():
             part.ask_at(again_at, self._probe_s)
             theirs = part.server_part
-            self.bytes_pushed += theirs.payload_bytes if theirs.sizes else theirs.nbytes
-            out.append(Send(theirs.server, self.message(sub_request, part), theirs.buffers))
+            buffers = self._known.told(theirs) if theirs.lists else theirs.buffers
+            if theirs.sizes or theirs.lists:
+                self.bytes_pushed += sum(buffer.nbytes for buffer in buffers)
+            else:
+                self.bytes_pushed += theirs.nbytes
+            out.append(Send(theirs.server, self.message(sub_request, part), buffers))
+
+    def has_keys(self, part: SubRequestPart) -> None:
+        """Note that a server has admitted a request: it has the lists of keys."""
+        if part.server_part.lists:
+            self._known.learn(part.server_part)
+
+    def lacks_keys(self, part: SubRequestPart) -> None:
+        """Note that a server lacks a list of keys that a request has named."""
+        self._known.forget(part.server_part)
 
     def send_again(
         self, sub_request: SubRequest, part: SubRequestPart, now: float, out: Effects
@@ -55,7 +70,8 @@ class Sender:
         part.ask_at(now + part.wait_s)
         self.wake(part.again_at)
         theirs = part.server_part
-        out.append(Send(theirs.server, self.message(sub_request, part), theirs.buffers))
+        buffers = self._known.told(theirs) if theirs.lists else theirs.buffers
+        out.append(Send(theirs.server, self.message(sub_request, part), buffers))
 
     def message(self, sub_request: SubRequest, part: SubRequestPart) -> Request:
         """Return the request for a server, in the current view."""
@@ -75,6 +91,9 @@ class Sender:
             in_flight.follows(sub_request, server_part.server) if sub_request.follows else (),
             ask.updates,
         )
+        if server_part.lists:
+            lists = self._known.lists(server_part)
+            return ListedRequest(*fields, server_part.sizes, server_part.pulled, lists)
         if server_part.sizes or server_part.pulled:
             return EncodedRequest(*fields, server_part.sizes, server_part.pulled)
         return Request(*fields)

@@ -23,6 +23,8 @@ class ServerPart(msgspec.Struct, frozen=True):
         sizes: of each part of the push, the bytes of its encoded fragments; none at all if no part
             is encoded.
         pulled: the same of the pulled rows.
+        lists: of each part that names keys, the digest of these; empty if servers do not keep them;
+            none at all if they keep none.
     """
 
     server: NodeId
@@ -36,6 +38,7 @@ class ServerPart(msgspec.Struct, frozen=True):
     rates: tuple[float | None, ...] = ()
     sizes: tuple[tuple[int, ...], ...] = ()
     pulled: tuple[tuple[int, ...], ...] = ()
+    lists: tuple[bytes, ...] = ()
 
     @property
     def payload_bytes(self) -> int:
@@ -44,24 +47,43 @@ class ServerPart(msgspec.Struct, frozen=True):
 
     def without_push(self) -> ServerPart:
         """Return the same pulls of the same keys, without the pushes."""
-        sent, pushed, pulls = iter(self.buffers), {}, []
+        sent, digests, pushed, pulls = iter(self.buffers), iter(self.lists), {}, []
         for part in self.pushes:
             if part.keys >= 0:
-                pushed[part.table, part.start, part.stop] = next(sent)
+                pushed[part.table, part.start, part.stop] = next(sent), next(digests, b"")
             for _ in range(1 + part.slots):
                 next(sent)
-        keys = []
+        keys, lists = [], []
         for part in self.pulls:
             if part.keys == SAME:
-                keys.append(pushed[part.table, part.start, part.stop])
-                part = msgspec.structs.replace(part, keys=count_of(keys[-1]))
+                same, digest = pushed[part.table, part.start, part.stop]
+                part = msgspec.structs.replace(part, keys=count_of(same))
             elif part.keys >= 0:
-                keys.append(next(sent))
+                same, digest = next(sent), next(digests, b"")
             pulls.append(part)
+            if part.keys >= 0:
+                keys.append(same)
+                lists.append(digest)
         # `nbytes` stays: it is the credit that is returned with the answer
         return msgspec.structs.replace(
-            self, pushes=(), pulls=tuple(pulls), buffers=tuple(keys), rates=(), sizes=()
+            self,
+            pushes=(),
+            pulls=tuple(pulls),
+            buffers=tuple(keys),
+            rates=(),
+            sizes=(),
+            lists=tuple(lists) if self.lists else (),
         )
+
+    def key_buffers(self) -> list[int]:
+        """Return which of the buffers are keys, in order."""
+        found, at = [], 0
+        for part in self.pushes:
+            if part.keys >= 0:
+                found.append(at)
+                at += 1
+            at += 1 + part.slots
+        return [*found, *range(at, len(self.buffers))]
 
     def destination(self, nbytes: int) -> list[memoryview]:
         """Return the destination of an answer of `nbytes` bytes."""

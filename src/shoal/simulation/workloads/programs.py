@@ -5,8 +5,8 @@ push to table `stamp` adds one number to every element, so that a torn or half-a
 With simple requests there is nothing else, and each request pushes or pulls one table.
 Some seeds also have a custom table (workloads.custom), a bounded table (workloads.bounded), whole
 states that are assigned (workloads.state), leased batches (workloads.leases) or a table with a
-codec of pushes (workloads.encoded) or of pulls (workloads.pulled). Half of them have a table with
-optimizer state (workloads.optimizer).
+codec of pushes (workloads.encoded) or of pulls (workloads.pulled), or one whose lists of keys are
+kept (workloads.listed). Half of them have a table with optimizer state (workloads.optimizer).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from shoal.simulation.workloads.custom import Calls
 from shoal.simulation.workloads.encoded import PACKED, EncodedWorkload
 from shoal.simulation.workloads.extras import NO_EXTRAS, Extras
 from shoal.simulation.workloads.leases import LeaseWorkload
+from shoal.simulation.workloads.listed import ListedWorkload
 from shoal.simulation.workloads.optimizer import OptimizerWorkload
 from shoal.simulation.workloads.pulled import PulledWorkload
 from shoal.simulation.workloads.scans import SCANS, scanned
@@ -53,7 +54,7 @@ from shoal.tables.spec import Access, TableSpec
 CANARY = -7.0
 SPOILED = b"\xa5"  # the bytes of buffers after their request is resolved
 SPARSE, CUSTOM, OPTIMIZED, ASSIGNED, ENCODED = 0.25, 0.25, 0.5, 0.3, 0.2  # of the seeds
-PULLED = 0.2  # of the seeds
+PULLED, LISTED = 0.2, 0.2  # of the seeds
 CANCELS_OFTEN = 0.25  # of the seeds
 SPARSE_WIDTH = 3
 PUSHED_MOST, PULLED_MOST = 110, 210  # keys of a sparse ledger: links have bounded bytes
@@ -92,6 +93,9 @@ class Workload:
         self.encoded = EncodedWorkload(rule, packed) if encoded else None
         pulled = more and draws.happens(("pulled", group), PULLED)
         self.pulled = PulledWorkload(rule) if pulled else None
+        listed = more and draws.happens(("listed", group), LISTED)
+        lists = draws["lists", group]
+        self.listed = ListedWorkload(rule, lists) if listed else None
         often = draws.happens(("cancels often", group), CANCELS_OFTEN)
         self._cancels = 0.4 if often else 0.1  # share of pulls that are cancelled
         self._styles = STYLES if rule.closes is None else [s for s in STYLES if s != "two pushes"]
@@ -114,7 +118,7 @@ class Workload:
             stamp = TableSpec("stamp", STAMP_ROWS, fragment_rows=STAMP_ROWS, **common)
         others = (
             *(self.calls, self.bounded, self.leased, self.optimizer, self.state),
-            *(self.encoded, self.pulled),
+            *(self.encoded, self.pulled, self.listed),
         )
         return [ledger, stamp, *(each.spec for each in others if each is not None)]
 
@@ -326,6 +330,14 @@ class Workload:
             push, sent = encoded.push(door, random)
             extras.pushes.append(push)
             extras.pushers.append(lambda outcome: encoded.acknowledged(sent, outcome))
+        if (listed := self.listed) is not None:
+            by_list, by_list_sent = listed.push(random)
+            of_list, listed_rows = listed.pull(by_list, random)
+            extras.pushes.append(by_list)
+            extras.pulls.append(of_list)
+            named = np.asarray(of_list.keys).copy()
+            extras.pushers.append(lambda outcome: listed.acknowledged(by_list_sent, outcome))
+            extras.readers.append(lambda *_: listed.check_read(named, listed_rows))
         if self.pulled is not None:
             self._encoded_pulls(self.pulled, node, random, extras)
         if (optimizer := self.optimizer) is not None:

@@ -268,6 +268,8 @@ class Admission:
         encoded = request.sizes or request.pulled
         if encoded and (footprint is None or not self._encodes(request, footprint)):
             return False
+        if request.lists and not _lists(request):
+            return False
         if footprint is None or (footprint.states and not request.assign):
             return False
         return not footprint.groups or footprint.groups <= {log.group}
@@ -291,11 +293,14 @@ class Admission:
         )
 
     def payload_bytes(self, request: Request, footprint: Footprint) -> int:
-        """Return the size of a request's payload, of which some may be encoded."""
+        """Return the size of a request's payload: some may be encoded, or keys may be here."""
         nbytes = footprint.nbytes
         for (shard, rows, _), sizes in zip(footprint.pushes, request.sizes, strict=False):
             if sizes:
                 nbytes += sum(sizes) - Layout(self._specs[shard]).nbytes(len(rows))
+        if request.lists:
+            told = sum(each.nbytes for each in request.lists)
+            nbytes += told - KEY_BYTES * sum(request.key_counts())
         return nbytes
 
     def still_fresh(self, request: Request, log: RequestLog, view: ViewId) -> bool:
@@ -403,6 +408,15 @@ class Admission:
                 return None
             named.append((shard, KeyRange(start, stop), part.keys))
         return tuple(named)
+
+
+def _lists(request: Request) -> bool:
+    """Return whether a request says of each part with keys how these are sent."""
+    counts = request.key_counts()
+    return len(counts) == len(request.lists) and all(
+        each.nbytes == KEY_BYTES * count or each.named
+        for count, each in zip(counts, request.lists, strict=True)
+    )
 
 
 def lacks(log: RequestLog, follows: Sequence[int]) -> bool:

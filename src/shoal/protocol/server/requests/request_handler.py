@@ -43,7 +43,10 @@ class RequestHandler:
             self._decline(sender, request, verdict, out)
             return None
         loads = admitted.loads if admitted is not None and not admitted.streamed else None
-        if loads is None and footprint.nbytes:
+        if loads is None and self._staging.lacks_keys(request):
+            self._executor.reply(out, sender, request, "keys")
+            return None
+        if loads is None and self._staging.payload_bytes(request, footprint):
             reason = self._staging.refusal(sender, request, footprint)
             self._executor.reply(out, sender, request, "refused" if reason else "missing", reason)
             return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from shoal.protocol.checkpoint_clocks import CheckpointClocks
-from shoal.protocol.limits import UNREAD_BYTES
+from shoal.protocol.limits import KEY_LISTS_BYTES, UNREAD_BYTES
 from shoal.protocol.machine import Effects, EventTrace, Send
 from shoal.protocol.messages.admin import StatusRequest
 from shoal.protocol.messages.requests import Computing, Probe
@@ -18,6 +18,7 @@ from shoal.protocol.server.requests.decoding import Decoder
 from shoal.protocol.server.requests.executor import Applier, Executor
 from shoal.protocol.server.requests.fast_path import FastPath
 from shoal.protocol.server.requests.interim import Interim
+from shoal.protocol.server.requests.key_lists import KeyLists
 from shoal.protocol.server.requests.long_work import LONG_BYTES, LongWork
 from shoal.protocol.server.requests.memory import MemoryOptions, TableMemory
 from shoal.protocol.server.requests.request_handler import RequestHandler
@@ -42,6 +43,7 @@ class RequestOptions(msgspec.Struct, frozen=True):
     memory: MemoryOptions = MemoryOptions()
     unread_bytes: int = UNREAD_BYTES
     long_bytes: float = LONG_BYTES
+    key_lists_bytes: int = KEY_LISTS_BYTES
     borrowed_bytes: float = BORROWED_BYTES
 
 
@@ -91,6 +93,7 @@ class Requests:
             self.memory,
             state.rounds,
             self.decoder,
+            KeyLists(options.key_lists_bytes),
             options.borrowed_bytes,
         )
         self.wait_queue = WaitQueue(

@@ -25,6 +25,7 @@ from shoal.protocol.messages.requests import Request
 from shoal.protocol.server.requests.admission import TAKEN, Admission, Footprint
 from shoal.protocol.server.requests.checkpointing import Checkpointer
 from shoal.protocol.server.requests.decoding import Decoder
+from shoal.protocol.server.requests.key_lists import KeyLists
 from shoal.protocol.server.requests.memory import TableMemory
 from shoal.protocol.server.state.replica import AppliedPart, Replica
 from shoal.protocol.server.state.request_log import RequestLog
@@ -70,9 +71,11 @@ class RequestStaging:
         memory: TableMemory,
         rounds: Rounds,
         decoder: Decoder,
+        key_lists: KeyLists,
         borrowed_bytes: float = BORROWED_BYTES,
     ) -> None:
         self.guard = CopyOnWriteGuard()
+        self._key_lists = key_lists
         self._admission = admission
         self._replicas = replicas
         self._checkpointer = checkpointer
@@ -90,13 +93,13 @@ class RequestStaging:
         verdict = self._admission.verdict(sender, request, footprint)
         if footprint is None or verdict not in TAKEN:
             return Discard(verdict)
-        needed = footprint.nbytes
-        if request.sizes:
-            needed = self._admission.payload_bytes(request, footprint)
+        needed = self.payload_bytes(request, footprint)
         if nbytes != needed:  # checked before memory is taken
             return Discard(f"{nbytes} bytes announced where the parts need {needed}")
         if not footprint.immediate and self._overdraws(request, footprint):
             return Discard("too many pushes of this worker wait for rounds")
+        if self.lacks_keys(request):
+            return Discard("a list of keys is not here")
         try:
             if footprint.simple and footprint.pushes and not (request.assign or request.sizes):
                 [(number, rows, _)] = footprint.pushes
@@ -115,8 +118,20 @@ class RequestStaging:
             return Discard("no memory")  # the request is refused, with more words
         loads = admitted.loads
         views = [view for load in loads for view in load.views]
+        if request.lists:
+            views = self._key_lists.destinations(request, loads)
         lends, borrows = self._lends(admitted, len(views)), self._borrows(admitted)
         return Sink(views, admitted, admitted.streamed, lends, borrows)
+
+    def payload_bytes(self, request: Request, footprint: Footprint) -> int:
+        """Return the bytes of a request's payload."""
+        if request.sizes or request.lists:
+            return self._admission.payload_bytes(request, footprint)
+        return footprint.nbytes
+
+    def lacks_keys(self, request: Request) -> bool:
+        """Return whether a request names a list of keys that is not here."""
+        return bool(request.lists) and self._key_lists.lacks(request)
 
     def refusal(self, sender: NodeId, request: Request, footprint: Footprint) -> str:
         """Return why a request whose payload was discarded is refused; empty if it may come again.
@@ -165,6 +180,8 @@ class RequestStaging:
                 elif keys == SAME:
                     pushed = pushed or _by_place(footprint, loads)
                     shard.keep_keys(pushed[number, rows])
+            if request.lists:
+                self._key_lists.fill(request, loads)
         except MemoryError:
             name = shard.spec.name if shard is not None else ""
             raise NoMemory(
@@ -177,6 +194,10 @@ class RequestStaging:
 
     def problem(self, admitted: AdmittedRequest) -> str:
         """Return why a request that names keys is refused; empty if it is not."""
+        if admitted.request.lists:
+            problem = self._key_lists.keep(admitted.request, admitted.loads)
+            if problem:
+                return problem
         for load in admitted.loads:
             problem = load.problem() if load.keys is not None else ""
             if problem:

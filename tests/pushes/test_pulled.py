@@ -89,6 +89,58 @@ def test_a_worker_that_has_missed_rounds_gets_what_the_others_have(cluster, code
     assert torch.equal(*train(clients, 1))
 
 
+@pytest.mark.parametrize("codec", ["fp16", "delta:fp16"])
+def test_what_comes_after_a_pull_has_its_rows(cluster, codec):
+    """Also where the pull needs a second request, because its worker has missed rounds."""
+    _, [one, other] = cluster(servers=2, workers=2)
+    delta_table([one, other], codec)
+    one.create_table(TableSpec("v", ROWS, merge="sum"))
+    for number in range(3):
+        for each in (one, other):
+            each.push("w", torch.ones(ROWS))
+            each.advance()
+        if number != 1:
+            rows = [other.pull("w").wait()]
+    into = torch.full((ROWS,), -7.0)
+    pull = one.pull("w", out=into)
+    one.push("v", into, after=pull).wait()
+    assert one.pull("v").wait().unique().tolist() == [6] == into.unique().tolist()
+    assert rows[0].unique().tolist() == [6]
+
+
+def test_a_pull_that_needs_a_second_request_may_be_cancelled_or_late(cluster):
+    _, [one, other] = cluster(servers=2, workers=2)
+    delta_table([one, other])
+    for each in (one, other):
+        each.pull("w").wait()
+    for _ in range(3):
+        for each in (one, other):
+            each.push("w", normal())
+            each.advance()
+        other.pull("w").wait()
+    futures = [one.pull("w") for _ in range(20)]
+    for each in futures[::2]:
+        each.cancel()
+    rows = [each.wait() for each in futures[1::2]]
+    assert all(torch.equal(rows[0], each) for each in rows)
+    assert torch.equal(*train([one, other], 1))
+
+
+def test_an_assignment_by_keys_leaves_other_fragments_alone(cluster):
+    _, [client] = cluster(servers=2)
+    delta_table([client])
+    train([client], 2)
+    before = client.bytes_pulled
+    client.push("w", torch.tensor([0.125, 0.25]), keys=[7, 2999], assign=True).wait()
+    rows = client.pull("w").wait()
+    assert rows[[7, 2999]].tolist() == [0.125, 0.25]
+    exact = client.pull("w", exact=True).wait()
+    assert torch.equal(rows[:500], exact[:500])
+    assert torch.equal(rows[2500:], exact[2500:])
+    assert not torch.equal(rows[500:2500], exact[500:2500])
+    assert client.bytes_pulled - before < 2 * 4 * ROWS  # two fragments of six came whole
+
+
 def test_rows_that_were_assigned_are_pulled_as_they_are(cluster):
     _, clients = cluster(servers=2, workers=2)
     delta_table(clients)

@@ -260,7 +260,7 @@ class Exchanges:
         if spec.sparse:
             from shoal.client.sparse.exchanges import Batch, pull_op
 
-            return pull_op(spec, Batch(spec, keys, self._view()), out)
+            return pull_op(spec, Batch(spec, keys, self._view()), out, exact)
         plain = keys is None or isinstance(keys, KeyRange)
         rows = keys if isinstance(keys, KeyRange) else spec.keys
         if not plain:

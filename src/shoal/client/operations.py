@@ -23,7 +23,7 @@ from shoal.client.sums import Sums, SumsByRing
 from shoal.errors import InvalidValue, NotImportable, Refused
 from shoal.factories import AT_PROMPT, at_prompt
 from shoal.node.driver import Driver
-from shoal.node.future import Again, Finish, Future
+from shoal.node.future import Finish, Future
 from shoal.protocol.messages.admin import CheckpointPlanned
 from shoal.protocol.messages.membership import Group
 from shoal.protocol.requests import DeclareTable, EnterBarrier, Exchange, SaveCheckpoint
@@ -448,17 +448,7 @@ class Operations:
         if not isinstance(request, Exchange):
             return request, finish
         ready = self._door.ready(request, self._driver.machine.clock)
-        if ready.pulls is not request.pulls:
-            finish = partial(self._landed, request, ready, finish)
         return ready, watch_buffers(ready, finish) if self.options.debug else finish
-
-    def _landed(self, request: Exchange, sent: Exchange, finish: Finish | None) -> Any:
-        """Decode the rows that have come encoded, then finish the request, or ask for more."""
-        more = self._door.landed(request, sent)
-        if more is not None:
-            ready = self._door.ready(more, self._driver.machine.clock)
-            return Again(ready, partial(self._landed, more, ready, finish))
-        return finish() if finish is not None else None
 
     def _watched(self, future: Future, sent: object) -> Future:
         """Return the future of a request; if it was encoded, what does not count is kept."""

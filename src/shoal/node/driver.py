@@ -42,7 +42,6 @@ class Driver:
         self.node = Node(machine, me, scheduler=scheduler, resolve=self._resolved, drops=drops)
         self.due: deque[tuple[Callable[[Future], None], Future]] = deque()  # callbacks to run
         self._futures: dict[int, Future] = {}
-        self._again: deque[tuple[Future, object]] = deque()  # not done with their first request
         self._ids = count(1)
         self._lock = threading.Lock()
         self._turnstile = threading.Lock()
@@ -209,9 +208,7 @@ class Driver:
         """
         self._driving = True
         try:
-            self._go_on()
             self.node.poll(limit_s)
-            self._go_on()
             if self.node.stopped:
                 self._fail_all(self.node.error or UsageError("the run has ended"))
             if self._visitors:
@@ -228,13 +225,6 @@ class Driver:
                 self._release()
             finally:
                 self._insist(self._enter)
-
-    def _go_on(self) -> None:
-        """Make the requests without which others are not done."""
-        while self._again:
-            future, request = self._again.popleft()
-            if future.outcome is None:
-                self._submit(future, request)
 
     def _enter(self) -> None:
         """Own the machine; wake a polling thread so that it releases the lock."""
@@ -292,11 +282,7 @@ class Driver:
     def _resolved(self, request_id: int, outcome: Outcome) -> None:
         future = self._futures.pop(request_id, None)
         if future is not None:
-            again = future.resolve(outcome)
-            if again is not None:  # not here, amid the effects of another event
-                self._futures[request_id] = future
-                self._again.append((future, again))
-                return
+            future.resolve(outcome)
             for waited_for, woken in self._asleep:
                 if waited_for is future:
                     woken.set()

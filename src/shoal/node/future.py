@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from shoal.errors import ShoalError, UsageError
 from shoal.protocol.machine import Outcome
@@ -15,18 +15,6 @@ from shoal.protocol.requests import Cancel
 log = logging.getLogger("shoal.client")
 
 Finish = Callable[[], Any]
-
-
-class Again(NamedTuple):
-    """What a `Finish` returns if another request has to be made first, which then is finished.
-
-    Attributes:
-        request: the request.
-        finish: what finishes it.
-    """
-
-    request: object
-    finish: Finish
 
 
 class Driving(Protocol):
@@ -59,17 +47,13 @@ class Future:
         (None, True, None)
     """
 
-    __slots__ = (
-        *("_callbacks", "_driver", "_finish", "_first", "_result"),
-        *("outcome", "request_id"),
-    )
+    __slots__ = ("_callbacks", "_driver", "_finish", "_result", "outcome", "request_id")
 
     def __init__(self, driver: Driving, request_id: int, finish: Finish | None) -> None:
         self.request_id = request_id
         self.outcome: Outcome | None = None
         self._driver = driver
         self._finish = finish
-        self._first: Outcome | None = None  # of the request, if another one was made after it
         self._result: Any = None
         self._callbacks: list[Callable[[Future], None]] | None = None
 
@@ -135,20 +119,11 @@ class Future:
                 return
         call_back(callback, self)
 
-    def resolve(self, outcome: Outcome) -> object | None:
-        """End the request with an outcome; for the driver.
-
-        Returns:
-            None, or a request that has to be made first: its outcome ends this one.
-        """
-        outcome = outcome if self._first is None else self._first.then(outcome)
+    def resolve(self, outcome: Outcome) -> None:
+        """End the request with an outcome; for the driver."""
         if outcome.error is None and self._finish is not None:
             try:
                 self._result = self._finish()
-                if isinstance(self._result, Again):
-                    self._first = outcome
-                    request, self._finish = self._result
-                    return request
             except ShoalError as error:
                 outcome = Outcome(error=error)
             except Exception as error:
@@ -157,7 +132,6 @@ class Future:
         if self._callbacks:
             self._driver.due.extend((callback, self) for callback in self._callbacks)
             self._callbacks = None
-        return None
 
 
 def call_back(callback: Callable[[Future], None], future: Future) -> None:

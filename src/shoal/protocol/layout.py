@@ -94,6 +94,17 @@ class Layout:
                 )
         return ""
 
+    def encoded_row_problem(self, sizes: Sequence[int]) -> str:
+        """Return why encoded rows that keys name cannot have these bytes; empty if they can.
+
+        >>> layout = Layout(TableSpec("e", 0, (8,), kind="sparse", codec="fp16"))
+        >>> layout.encoded_row_problem((16,)), layout.encoded_row_problem((16, 16))
+        ('', 'encoded rows of (16, 16) bytes, of 32')
+        """
+        if self._spec.sparse and len(sizes) == 1 and 0 < sizes[0] < self._row_bytes:
+            return ""
+        return f"encoded rows of {tuple(sizes)} bytes, of {self._row_bytes}"
+
     def encoded_span(
         self, rows: KeyRange, sizes: Sequence[int], first: int, last: int
     ) -> tuple[int, int, tuple[int, ...]]:

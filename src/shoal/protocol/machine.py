@@ -153,10 +153,6 @@ class Outcome(msgspec.Struct, frozen=True):
     clock: int = -1
     uncounted: tuple[tuple[str, KeyRange], ...] = ()
 
-    def then(self, outcome: Outcome) -> Outcome:
-        """Return this outcome, or its failure after it, of a second request for the same pull."""
-        return self if outcome.error is None else msgspec.structs.replace(self, error=outcome.error)
-
 
 class Resolve(msgspec.Struct, frozen=True):
     """The answer to `Asked(request_id, ...)`."""

@@ -108,6 +108,8 @@ class Exchange(msgspec.Struct, frozen=True):
         last: whether this worker has finished every later clock as well.
         updates: the number of updates that rows which are assigned with their slots have had.
         at: the clock to which a lower clock of this worker is raised first.
+        landed: the function that is called when all is done, and returns None, or the exchange
+            without which it is not: pulls of rows that are still missing, at the clock of its own.
         route: the cache of the router that has cut this exchange.
     """
 
@@ -121,6 +123,7 @@ class Exchange(msgspec.Struct, frozen=True):
     last: bool = False
     updates: int = 0
     at: int = 0
+    landed: Callable[[], Exchange | None] | None = None
     route: Any = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -10,12 +11,12 @@ import msgspec
 import numpy as np
 
 from shoal.errors import NotFinite, RoundClosed, UsageError
-from shoal.protocol.layout import Layout
 from shoal.protocol.machine import Outcome
 from shoal.protocol.requests import Exchange, Forget, PullOp, PushOp
 from shoal.pushes.encoder import Encoder, Undo
 from shoal.pushes.finite import Finite
-from shoal.pushes.pulled import Pulled, PulledDifferences, PulledRows
+from shoal.pushes.pulled import Pulled, PulledDifferences, PulledKeys, PulledRows, is_whole
+from shoal.pushes.row_encoder import RowEncoder
 from shoal.tables.encoding import LayerFigures
 from shoal.tables.spec import TableSpec
 
@@ -41,7 +42,9 @@ class Door:
         self._seed = seed
         self._rank = rank
         self._finite = Finite(table)
-        self._encoders: dict[str, Encoder | None] = {}  # by a table's name as it was said
+        self._encoders: dict[
+            str, Encoder | RowEncoder | None
+        ] = {}  # by a table's name as it was said
         self._pulled: dict[str, Pulled | None] = {}  # the same, of rows that are pulled
         self._loaded: dict[str, dict[str, Any]] = {}  # by table: what an earlier run had left out
         self._measures = False  # whether figures were asked for
@@ -52,7 +55,7 @@ class Door:
         """Return an exchange as it is sent: its values are finite, and encoded where that is asked.
 
         An exchange that assigns is left as it is, and ends what was left out of its rows. Rows that
-        servers encode are pulled to memory of their own, until `landed` decodes them.
+        servers encode are pulled to memory of their own, which is decoded when they have landed.
 
         Args:
             ask: the exchange.
@@ -65,10 +68,11 @@ class Door:
         for pull in ask.pulls:  # most tables have no codec: one look-up each
             if self._pulled.get(pull.table, _UNKNOWN) is not None and self._decoder_of(pull):
                 pulls = tuple(map(self._pull, ask.pulls))
-                ask = msgspec.structs.replace(ask, pulls=pulls, route=None)
+                landed = partial(self._landed, ask.pulls, pulls)
+                ask = msgspec.structs.replace(ask, pulls=pulls, landed=landed, route=None)
                 break
         for op in ask.pushes:
-            if self._encoders.get(op.table, _UNKNOWN) is not None and self._encoder(op.table):
+            if self._encoders.get(op.table, _UNKNOWN) is not None and self._any_encoder(op.table):
                 return self._encoded(ask, max(clock, ask.at) + self._start_clock)
         return ask if ask.assign else self._finite.checked(ask)
 
@@ -81,8 +85,7 @@ class Door:
                 found = self._pulled[op.table] = self._new_pulled(op.table)
         if found is None or op.exact or op.sizes or not isinstance(op.out, memoryview):
             return None
-        whole = _is_whole(found.spec, op, op.out) and found.takes(op.rows)
-        return found if whole else None
+        return found if found.takes(op, op.out) else None
 
     def _new_pulled(self, table: str) -> Pulled | None:
         spec = self._table(table)
@@ -91,52 +94,63 @@ class Door:
         for each in self._pulled.values():  # the same table by another name
             if each is not None and each.spec.name == spec.name:
                 return each
+        if spec.sparse:
+            return PulledKeys(spec)
         return PulledDifferences(spec) if spec.delta else PulledRows(spec)
 
     def _pull(self, op: PullOp) -> PullOp:
         decoder = self._decoder_of(op)
         if decoder is None:
             return op
-        sizes = decoder.sizes(op.rows)
-        return msgspec.structs.replace(op, out=np.empty(sum(sizes), np.uint8).data, sizes=sizes)
+        sizes, nbytes = decoder.asked(op)
+        return msgspec.structs.replace(op, out=np.empty(nbytes, np.uint8).data, sizes=sizes)
 
-    def landed(self, ask: Exchange, sent: Exchange) -> Exchange | None:
-        """Decode the rows that an exchange has pulled.
+    def _landed(self, asked: Sequence[PullOp], sent: Sequence[PullOp]) -> Exchange | None:
+        """Decode the rows that have come.
 
         Args:
-            ask: the exchange, with the memory that gets them.
-            sent: the exchange as `ready` has returned it.
+            asked: the pulls, with the memory that gets the rows.
+            sent: the same as they were sent.
 
         Returns:
-            None, or the exchange to make now, because some rows are still missing: they have
+            None, or the exchange to be made now, because some rows are still missing: they have
             come as differences to others than this worker has.
 
         Raises:
             BadEncoding: they are no encoding of rows.
         """
-        missing = []
-        for op, pulled in zip(ask.pulls, sent.pulls, strict=True):
+        missing, again = False, []
+        for op, pulled in zip(asked, sent, strict=True):
             if pulled.sizes and not op.sizes:
                 decoder = self._decoder_of(op)
                 assert decoder is not None
                 assert isinstance(pulled.out, memoryview)
-                if not decoder.land(op, pulled.sizes, pulled.out):
-                    missing.append(op)
-        return Exchange(pulls=tuple(missing), timeout_s=ask.timeout_s) if missing else None
+                missing |= not decoder.land(op, pulled.sizes, pulled.out)
+                if isinstance(decoder, PulledDifferences):  # all of one time
+                    again.append(op)
+        return self.ready(Exchange(pulls=tuple(again)), 0) if missing else None
 
     def _encoder(self, table: str) -> Encoder | None:
+        """Return the encoder of a dense table."""
+        found = self._any_encoder(table)
+        return found if isinstance(found, Encoder) else None
+
+    def _any_encoder(self, table: str) -> Encoder | RowEncoder | None:
         try:
             return self._encoders[table]
         except KeyError:
             with self._lock:
                 return self._encoders[table] if table in self._encoders else self._make(table)
 
-    def _make(self, table: str) -> Encoder | None:
-        spec, encoder = self._table(table), None
+    def _make(self, table: str) -> Encoder | RowEncoder | None:
+        spec = self._table(table)
+        encoder: Encoder | RowEncoder | None = None
         if spec.encodes:
-            known = (each for each in self.encoders() if each.spec.name == spec.name)
-            encoder = next(known, None)
-            if encoder is None:
+            known = {each.spec.name: each for each in self._encoders.values() if each is not None}
+            encoder = known.get(spec.name)
+            if encoder is None and spec.sparse:
+                encoder = RowEncoder(spec, self._seed, self._rank)
+            elif encoder is None:
                 encoder = Encoder(spec, self._seed, self._rank)
                 if self._measures:
                     encoder.figures()
@@ -147,7 +161,8 @@ class Door:
 
     def encoders(self) -> Iterator[Encoder]:
         """Yield the encoders of the tables that this worker has pushed to."""
-        found = {id(each): each for each in [*self._encoders.values()] if each is not None}
+        each_table = [*self._encoders.values()]
+        found = {id(each): each for each in each_table if isinstance(each, Encoder)}
         yield from found.values()
 
     def _encoded(self, ask: Exchange, clock: int) -> Exchange:
@@ -155,9 +170,11 @@ class Door:
         done: list[tuple[Encoder, Undo]] = []
         with self._lock:
             for op in ask.pushes:
-                encoder = self._encoder(op.table)
+                encoder, rows = self._encoder(op.table), self._any_encoder(op.table)
                 try:
-                    if encoder is not None and ask.assign:
+                    if isinstance(rows, RowEncoder) and not ask.assign and rows.takes(op, clock):
+                        op = self._encode_rows(rows, op, clock)
+                    elif encoder is not None and ask.assign:
                         encoder.forget(op.rows, op.keys)
                     elif encoder is not None and _encodes(encoder, op, clock):
                         op, undo = self._encode(encoder, op, ask.weight, clock)
@@ -189,6 +206,15 @@ class Door:
             if replaced is op:  # finite, and too large for the codec
                 raise NotFinite(f"table {op.table!r}: {error}. Nothing was sent") from None
             return encoder.encode(replaced, weight, clock)
+
+    def _encode_rows(self, encoder: RowEncoder, op: PushOp, clock: int) -> PushOp:
+        try:
+            return encoder.encode(op, clock)
+        except NotFinite as error:
+            replaced = self._finite.checked_push(op)
+            if replaced is op:  # finite, and too large for the codec
+                raise NotFinite(f"table {op.table!r}: {error}. Nothing was sent") from None
+            return encoder.encode(replaced, clock)
 
     def forget(self, request: Forget) -> None:
         """Forget what was left out of rows that another worker assigns."""
@@ -256,10 +282,4 @@ class Door:
 
 
 def _encodes(encoder: Encoder, op: PushOp, clock: int) -> bool:
-    return clock >= encoder.begins_at and _is_whole(encoder.spec, op, op.values)
-
-
-def _is_whole(spec: TableSpec, op: PushOp | PullOp, buffer: memoryview) -> bool:
-    """Return whether an operation is on all of some rows; what is invalid is refused later."""
-    fits = spec.keys.covers(op.rows) and not Layout(spec).problem(len(op.rows), buffer)
-    return op.keys is None and not op.slots and len(op.rows) > 0 and fits
+    return clock >= encoder.begins_at and is_whole(encoder.spec, op, op.values)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from threading import Lock
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shoal.keys import KeyRange
-from shoal.protocol.requests import PullOp
+from shoal.protocol.layout import Layout
+from shoal.protocol.requests import PullOp, PushOp
 from shoal.tables.dense.rows import DTYPES
 from shoal.tables.differences import NO_NAME, Differences, Names
 from shoal.tables.encoding import Encoding, Fragment
+from shoal.tables.row_encoding import RowEncoding
 from shoal.tables.spec import HEAD_BYTES, TableSpec
 
 
@@ -26,13 +29,18 @@ class Pulled(ABC):
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
 
-    def takes(self, rows: KeyRange) -> bool:
-        """Return whether these rows can come encoded."""
-        return True
+    def takes(self, op: PullOp, out: memoryview) -> bool:
+        """Return whether the rows of a pull, which takes them to `out`, can come encoded."""
+        return is_whole(self.spec, op, out)
+
+    def asked(self, op: PullOp) -> tuple[tuple[int, ...], int]:
+        """Return the bytes of each fragment that the worker asks for, and of all of them."""
+        sizes = self.sizes(op.rows)
+        return sizes, sum(sizes)
 
     @abstractmethod
     def sizes(self, rows: KeyRange) -> tuple[int, ...]:
-        """Return the bytes of each fragment that the worker asks for."""
+        """Return the bytes of each fragment of some rows."""
 
     @abstractmethod
     def land(self, op: PullOp, sizes: tuple[int, ...], data: memoryview) -> bool:
@@ -69,6 +77,29 @@ class PulledRows(Pulled):
         return True
 
 
+class PulledKeys(Pulled):
+    """Decodes the rows of a sparse table, each of which is encoded by itself."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        super().__init__(spec)
+        self._encoding = RowEncoding(spec, pulled=True)
+
+    def takes(self, op: PullOp, out: memoryview) -> bool:
+        return has_keys(self.spec, op, out)
+
+    def asked(self, op: PullOp) -> tuple[tuple[int, ...], int]:
+        sizes = self.sizes(op.rows)
+        return sizes, sizes[0] * len(op.keys or b"")
+
+    def sizes(self, rows: KeyRange) -> tuple[int, ...]:
+        return (self._encoding.row_bytes,)
+
+    def land(self, op: PullOp, sizes: tuple[int, ...], data: memoryview) -> bool:
+        into = self._into(op).view(-1, self.spec.width).numpy()
+        self._encoding.decode(np.frombuffer(data, np.uint8), into)
+        return True
+
+
 class PulledDifferences(Pulled):
     """Decodes differences, which it adds to the rows that this worker has had.
 
@@ -82,9 +113,10 @@ class PulledDifferences(Pulled):
         self._names = [NO_NAME] * len(spec.fragments())
         self._lock = Lock()  # a client's threads may pull from one table
 
-    def takes(self, rows: KeyRange) -> bool:
-        size = self.spec.fragment_rows
-        return not rows.start % size and (not rows.stop % size or rows.stop == self.spec.rows)
+    def takes(self, op: PullOp, out: memoryview) -> bool:
+        size, rows = self.spec.fragment_rows, op.rows
+        whole = not rows.start % size and (not rows.stop % size or rows.stop == self.spec.rows)
+        return whole and super().takes(op, out)
 
     def _numbered(self, rows: KeyRange) -> list[tuple[int, Fragment]]:
         return list(enumerate(self._differences.cut(rows), rows.start // self.spec.fragment_rows))
@@ -130,8 +162,22 @@ class PulledDifferences(Pulled):
         elif had in (NO_NAME, names.after):  # nothing to move from, or there already
             return had != NO_NAME
         elif had == names.before:
+            self._names[number] = NO_NAME  # until all of it is there
             self._differences.decode(fragment, data, reference)
         else:
             return False
         self._names[number] = names.after
         return True
+
+
+def is_whole(spec: TableSpec, op: PushOp | PullOp, buffer: memoryview) -> bool:
+    """Return whether an operation is on all of some rows; what is invalid is refused later."""
+    fits = spec.keys.covers(op.rows) and not Layout(spec).problem(len(op.rows), buffer)
+    return op.keys is None and not op.slots and len(op.rows) > 0 and fits
+
+
+def has_keys(spec: TableSpec, op: PushOp | PullOp, buffer: memoryview) -> bool:
+    """Return whether an operation names keys, and its buffer has their rows."""
+    return (
+        op.keys is not None and len(op.keys) > 0 and not Layout(spec).problem(len(op.keys), buffer)
+    )

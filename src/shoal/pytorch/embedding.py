@@ -71,6 +71,8 @@ class Embedding(torch.nn.Module):
             least frequently.
         key_lists: "cached" if servers keep lists of ids, so that a batch that comes again names its
             list by a digest.
+        codec: the codec of the gradients of rows, such as "int:8" or "fp16"; "" for none.
+        server_codec: the same of the rows that are looked up.
         context: the context of `shoal.init()` by default.
         options: torch's other options. `sparse` is accepted: gradients are always sparse. The
             others are refused by name if they are set.
@@ -112,6 +114,8 @@ class Embedding(torch.nn.Module):
         max_rows: int = 0,
         evict: Literal["lru", "lfu"] = "lru",
         key_lists: Literal["sent", "cached"] = "sent",
+        codec: str = "",
+        server_codec: str = "",
         context: Context | None = None,
         **options: Any,
     ) -> None:
@@ -144,6 +148,8 @@ class Embedding(torch.nn.Module):
             max_rows=max_rows,
             evict=evict,
             key_lists=key_lists,
+            codec=codec,
+            server_codec=server_codec,
         )
         self.spec = self.client.create_table(spec)
         self._warned = False

@@ -2,7 +2,8 @@
 
 A worker takes its time before a push is sent and after rows have come; a server when a request
 comes. A server encodes rows once for all workers: each request takes an equal share of that. Of
-sums over the workers what is gathered counts, and neither casts nor the products of `powersgd`.
+sums over the workers what is gathered counts, and neither casts nor the products of `powersgd`;
+rows of sparse tables do not count.
 """
 
 from __future__ import annotations
@@ -107,11 +108,11 @@ class CodecTimes:
             return 0.0
         request, taken = event.message, 0.0
         for part, sizes in zip(request.pushes, request.sizes, strict=False):
-            if sizes:
+            if sizes and part.keys == -1:
                 spec = tables[part.table]
                 taken += self.of_table(spec).decode_s * (part.stop - part.start) * spec.width
         for part, sizes in zip(request.pulls, request.pulled, strict=False):
-            if sizes:
+            if sizes and part.keys == -1:
                 spec = tables[part.table]
                 time = self.of_table(spec, True)
                 once = time.encode_s + (time.decode_s if spec.delta else 0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator
 from itertools import count
 from typing import Any
@@ -80,9 +80,8 @@ class SimNode:
         if isinstance(machine, WorkerMachine):
             session = machine.session
             self.door = Door(self._table, seed, lambda: session.rank)
-        self._sent: dict[int, tuple[Exchange, Exchange]] = {}  # under way: as asked, and as sent
-        self.asked_again = 0  # requests that were made because others lacked something
-        self._first: dict[int, Outcome] = {}  # of requests after which another one was made
+        self._sent: dict[int, Exchange] = {}  # under way
+        self.notes: Counter[str] = Counter()  # by kind
         self.waits_for: int | None = None
         self.turn = 0  # of the program; a wake-up for an earlier turn is void
         self.tickets = count(1)
@@ -113,23 +112,14 @@ class SimNode:
             return request
         assert isinstance(self.machine, WorkerMachine)
         ready = self.door.ready(request, self.machine.clock)
-        self._sent[request_id] = request, ready
+        self._sent[request_id] = ready
         return ready
 
-    def resolved(self, request_id: int, outcome: Outcome) -> Exchange | None:
-        """Keep the outcome of a request, or return the one to be made before it is done."""
-        first = self._first.pop(request_id, None)
+    def resolved(self, request_id: int, outcome: Outcome) -> None:
+        """Keep the outcome of a request."""
+        self.outcomes[request_id] = outcome
         if self.door is not None and request_id in self._sent:
-            asked, sent = self._sent.pop(request_id)
-            if first is None:
-                self.door.settled(sent, outcome)
-            more = self.door.landed(asked, sent) if outcome.error is None else None
-            if more is not None:
-                self._first[request_id] = first or outcome
-                self.asked_again += 1
-                return more
-        self.outcomes[request_id] = first.then(outcome) if first is not None else outcome
-        return None
+            self.door.settled(self._sent.pop(request_id), outcome)
 
     def holds(self, effect: Effect, now: float) -> bool:
         """Hold an effect that waits for room on the disk, or behind one; return whether it does."""

@@ -18,7 +18,7 @@ from shoal.collective.tensors import prepared
 from shoal.errors import InvalidValue, ShoalError
 from shoal.protocol.machine import Event, Outcome
 from shoal.protocol.messages.base import SCHEDULER
-from shoal.protocol.requests import AwaitView, DeclareTable, FinishWork, Start
+from shoal.protocol.requests import AwaitView, DeclareTable, FinishWork, Start, Wait
 from shoal.protocol.scheduler.machine import SchedulerMachine
 from shoal.protocol.scheduler.options import SchedulerOptions
 from shoal.protocol.server.machine import ServerMachine
@@ -264,6 +264,7 @@ class _Timed:
         self._worker = worker
         self._client = client
         self._batches = 0
+        self._started: dict[Any, object] = {}  # by ticket
         self.model = _CountedModel(worker.model)
 
     def __getattr__(self, name: str) -> Any:
@@ -284,12 +285,17 @@ class _Timed:
             codecs, table = self._client.codecs, self._client.table
             if codecs is not None:
                 yield from self._take(codecs.before(request, table))
+            started, ended = request, request
+            if isinstance(request, Wait):
+                ended = self._started.pop(request.ticket, None)
             try:
                 value, error = (yield request), None
             except ShoalError as failed:
                 value, error = None, failed
+            if isinstance(started, Start):
+                self._started[value] = started.request
             if codecs is not None:
-                yield from self._take(codecs.after(request, table))
+                yield from self._take(codecs.after(ended, table))
 
     def _compute(self) -> Program:
         """Take the time of the gradients since the last request."""

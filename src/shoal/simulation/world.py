@@ -262,10 +262,8 @@ class World:
                     self.on_send(sim, effect.to, effect.message)
                     self._messaging.send(sim, effect)
                 case Resolve(request_id, outcome):
-                    more = sim.resolved(request_id, outcome)
-                    if more is not None:
-                        self.at(self.now, partial(self._ask_again, sim, request_id, more))
-                    elif sim.waits_for == request_id:
+                    sim.resolved(request_id, outcome)
+                    if sim.waits_for == request_id:
                         self._wake(sim, self.now)
                 case Persist() | Append():
                     sim.disk.write(effect)
@@ -293,6 +291,7 @@ class World:
                 case Note():
                     self.trace.note(self.now, sim.node, effect)
                     self.coverage[f"note {effect.kind}"] += 1
+                    sim.notes[effect.kind] += 1
                     if isinstance(effect, Declined):
                         self.coverage[f"declined {effect.verdict}"] += 1
                     self.on_note(sim.node, effect)
@@ -415,12 +414,6 @@ class World:
             sim.resolved(request_id, Outcome(error=error))
         else:
             self.handle_now(sim, Asked(request_id, ready))
-
-    def _ask_again(self, sim: SimNode, request_id: int, request: object) -> None:
-        """Go on with a request of which something is missing, unless its node has ended."""
-        if sim.alive and not self.is_paused(sim, lambda: self._ask_again(sim, request_id, request)):
-            self.coverage["asked again"] += 1
-            self._ask(sim, request_id, request)
 
     def note_line(self, line: str) -> None:
         """Add a line to the event trace: of this world, a checker or a fault injector."""

@@ -13,6 +13,7 @@ from shoal.tables.dense.methods import BUILT_IN, method_of
 from shoal.tables.dense.shard import DenseShard
 from shoal.tables.dense.user_shard import UserShard
 from shoal.tables.encoding import Encoding
+from shoal.tables.row_encoding import RowEncoding
 from shoal.tables.sizes import BOUNDED_KEY_BYTES, INDEX_BYTES, dense_bytes, rows_held
 from shoal.tables.spec import TableSpec
 
@@ -98,4 +99,6 @@ def checked(spec: TableSpec) -> TableSpec:
     from shoal.tables.sparse.optimizers import row_method_of
 
     row_method_of(spec)
+    for pulled in [False] * bool(spec.codec) + [True] * bool(spec.server_codec):
+        RowEncoding(spec, pulled)
     return spec

@@ -118,6 +118,7 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
             floor(trim n) of the least and as many of the greatest values.
         codec: the codec of pushes of whole rows to a dense table of floats, such as "int:8"
             (`shoal list codecs`), which makes them smaller; "" for none. A span may have another.
+            For a sparse table the codec of pushed rows, one by one, which has no residual.
         server_codec: the codec of rows that workers pull while they train, such as "int:8"; ""
             for none. "delta:CODEC" encodes the difference to the rows that workers have, of a table
             under `bsp()`.
@@ -229,10 +230,15 @@ class TableSpec(msgspec.Struct, frozen=True, array_like=True):
                     f"table {self.name!r}: a codec has at most {CODEC_CHARACTERS} characters, not "
                     f"{len(codec)}"
                 )
-        if self.kind != "dense" or "int" in self.dtype:
+        if self.kind == "custom" or "int" in self.dtype:
             raise InvalidValue(
-                f"table {self.name!r}: codecs are for dense tables of floats, not for a "
+                f"table {self.name!r}: codecs are for dense and sparse tables of floats, not for a "
                 f"{self.kind} table of {self.dtype}; leave out codec and server_codec"
+            )
+        if self.delta and self.kind != "dense":
+            raise InvalidValue(
+                f"table {self.name!r}: server_codec {self.server_codec!r} is for dense tables; "
+                f"choose {self.server_codec.removeprefix(_DELTA)!r}"
             )
         if self.encodes and self.nonfinite == "allow":
             raise InvalidValue(

@@ -44,9 +44,20 @@ def test_a_list_that_a_server_drops_again_and_again_is_always_told():
         known.forget(theirs)
     known.learn(theirs)
     assert known.told(theirs) == (KEYS, VALUES, MORE)
+    assert known.lists(theirs) == (KeyList(b"", 16), KeyList(b"", 24))  # and it need not keep them
     other = part(lists=(b"c" * 16, b"d" * 16))
     known.learn(other)
     assert known.told(other) == (VALUES,)
+
+
+def test_a_list_that_a_server_has_is_no_worse_for_the_losses_before():
+    known, theirs = KnownLists(), part()
+    for _ in range(3 * known_lists.LACKED_MAX):
+        known.learn(theirs)
+        known.forget(theirs)
+        known.learn(theirs)  # as it was told
+        known.learn(theirs)  # as it was named
+    assert known.told(theirs) == (VALUES,)
 
 
 def test_what_is_known_is_bounded(monkeypatch):

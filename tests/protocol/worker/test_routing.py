@@ -362,7 +362,7 @@ def test_sizes_that_do_not_fit_are_refused_before_anything_is_sent(encoding, row
 
 def test_other_bytes_than_the_sizes_say_are_refused(encoding):
     push = PushOp("w", KeyRange(0, 4), memoryview(bytes(7)), sizes=(3, 3))
-    with pytest.raises(InvalidValue, match="7 bytes of encoded fragments of 6"):
+    with pytest.raises(InvalidValue, match="7 bytes of encoded rows of 6"):
         encoding.cut((push,), (), False)
 
 

@@ -170,6 +170,22 @@ def test_a_checkpoint_without_references_begins_them_anew():
     plain.restore(SPEC.keys, shard.state(), True)  # and the other way round
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_checkpoint_of_other_fragments_begins_references_anew(saves):
+    """With another access method the fragments may be others as well."""
+    other = msgspec.structs.replace(SPEC, fragment_rows=400, access=Access("sum"))
+    saved = shard_of(other if saves else msgspec.structs.replace(other, server_codec=""))
+    a_round(saved)
+    shard = shard_of()
+    for rows in (KeyRange(0, 1200), KeyRange(1200, 2000)):
+        part = {name: each[rows.start : rows.stop] for name, each in saved.state().items()}
+        cells = slice(rows.start // 400, rows.stop // 400)
+        part |= {name: saved.state()[name][cells] for name in ("updates", "names") if name in part}
+        shard.restore(rows, part, False)
+    assert torch.equal(shard.rows, saved.rows)
+    assert torch.equal(shard.references.values, saved.rows)
+
+
 @pytest.mark.parametrize("damage", ["names", "references"])
 def test_a_checkpoint_whose_references_do_not_fit_is_refused(damage):
     state = shard_of().state(True)

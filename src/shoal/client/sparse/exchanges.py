@@ -73,7 +73,7 @@ def push_op(spec: TableSpec, batch: Batch, values: Tensor, assign: bool = False)
 
 
 def pull_op(
-    spec: TableSpec, batch: Batch, out: Tensor | None
+    spec: TableSpec, batch: Batch, out: Tensor | None, exact: bool = False
 ) -> tuple[PullOp, Callable[[], Tensor]]:
     """Return a pull of the rows of n keys, and a function that returns them as (n, *row_shape)."""
     if out is None:
@@ -81,7 +81,7 @@ def pull_op(
     _check_rows(spec, out, batch.count)
     target, numbers, whole = out, batch.numbers, bytes_of(out)
     if batch.as_given:
-        return PullOp(spec.name, spec.keys, whole, *batch.named), lambda: target
+        return PullOp(spec.name, spec.keys, whole, *batch.named, exact=exact), lambda: target
     staged = torch.empty((len(batch.chosen), spec.width), dtype=target.dtype)
 
     def finish() -> Tensor:
@@ -89,7 +89,7 @@ def pull_op(
         torch.index_select(staged, 0, torch.from_numpy(numbers.view(np.int64)), out=flat)
         return target
 
-    return PullOp(spec.name, spec.keys, bytes_of(staged), *batch.named), finish
+    return PullOp(spec.name, spec.keys, bytes_of(staged), *batch.named, exact=exact), finish
 
 
 def keys_of(spec: TableSpec, keys: object) -> np.ndarray:

@@ -68,6 +68,12 @@ class LateReply(Note, frozen=True, tag="late"):
     code: str
 
 
+class AskedAgain(Note, frozen=True, tag="asked again"):
+    """A request is not done, although its servers have answered: some rows are still missing."""
+
+    request_id: int
+
+
 class WorkerMachine:
     """Sends one caller's requests to servers, and resolves each request exactly once.
 
@@ -263,7 +269,8 @@ class WorkerMachine:
         for plan in plans:
             told = advance if plan.advances else -1
             sub_requests.append(self._in_flight.add(request_id, ask, plan, clock, told))
-        pending = self._requests.open(request_id, now, timeout_s, patient, ask.after, sub_requests)
+        waits = timeout_s, patient, ask.after
+        pending = self._requests.open(request_id, now, *waits, sub_requests, advance)
         if pending.expires_at < self._sender.wakes_at:
             self._sender.wake(pending.expires_at)
         if not pending.after and self._in_flight.leave_first(sub_requests[0]):
@@ -284,7 +291,7 @@ class WorkerMachine:
             self._in_flight.leave(sub_request)
             self._sender.send(sub_request, now, out)
             if not sub_request.parts:  # a request without any row goes to no server
-                self._sub_request_done(sub_request, out)
+                self._sub_request_done(sub_request, now, out)
 
     def _tick(self, now: float, out: Effects) -> None:
         self._sender.probe_due(now, out)
@@ -384,7 +391,7 @@ class WorkerMachine:
                 part.server_part.answered(payload.views)
         pending = self._requests.get(sub_request.request_id)
         if pending is not None and pending.applied(reply, sub_request if done else None):
-            self._resolve(sub_request.request_id, None, out)
+            self._complete(sub_request, pending, now, out)
         if self._in_flight.unsent:
             self._pump(now, out)
 
@@ -402,11 +409,34 @@ class WorkerMachine:
         elif sub_request.done:
             self._in_flight.drop(sub_request)
 
-    def _sub_request_done(self, sub_request: SubRequest, out: Effects) -> None:
+    def _sub_request_done(self, sub_request: SubRequest, now: float, out: Effects) -> None:
         self._in_flight.drop(sub_request)
         pending = self._requests.get(sub_request.request_id)
         if pending is not None and pending.done(sub_request):
-            self._resolve(sub_request.request_id, None, out)
+            self._complete(sub_request, pending, now, out)
+
+    def _complete(
+        self, sub_request: SubRequest, pending: PendingRequest, now: float, out: Effects
+    ) -> None:
+        """Resolve a request whose sub-requests are done, or make the exchange that it lacks."""
+        request_id, landed = sub_request.request_id, sub_request.ask.landed
+        if landed is None:
+            self._resolve(request_id, None, out)
+            return
+        assert self._router is not None
+        try:
+            more = landed()
+            plans = self._router.sub_requests(more) if more is not None else ()
+        except ShoalError as error:
+            self._resolve(request_id, error, out)
+            return
+        if more is None:
+            self._resolve(request_id, None, out)
+            return
+        out.append(AskedAgain(request_id))
+        for plan in plans:
+            self._requests.also(self._in_flight.add(request_id, more, plan, pending.read_at, -1))
+        self._pump(now, out)
 
     def _resolve(self, request_id: int, error: ShoalError | None, out: Effects) -> None:
         pending, followers = self._requests.close(request_id)

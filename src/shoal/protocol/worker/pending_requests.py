@@ -26,6 +26,7 @@ class PendingRequest(msgspec.Struct, eq=False):
         sub_requests: the sub-requests that are not done.
         after: the ids of requests that have to be resolved first.
         nudged: whether the first time-out is over: servers were probed urgently.
+        read_at: the clock at which it pulls.
     """
 
     expires_at: float
@@ -37,6 +38,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     round_weight: float = -1.0
     updates: int = -1
     nudged: bool = False
+    read_at: int = 0
 
     def wait_on(self, now: float) -> None:
         """Restart the time-out: the request waits for a member that has reported that it lives."""
@@ -92,9 +94,10 @@ class PendingRequests:
         patient: bool,
         after: tuple[int, ...],
         sub_requests: list[SubRequest],
+        read_at: int = 0,
     ) -> PendingRequest:
         """Add a request, which is resolved when all its sub-requests are done."""
-        pending = PendingRequest(now + timeout_s, timeout_s, patient, sub_requests)
+        pending = PendingRequest(now + timeout_s, timeout_s, patient, sub_requests, read_at=read_at)
         self._open[request_id] = pending
         for each in after:
             if each in self._open:

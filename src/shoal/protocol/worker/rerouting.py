@@ -130,7 +130,8 @@ def _asked(server_part: ServerPart, view: View) -> tuple[list[PushOp], list[Pull
         out: memoryview | list[memoryview] | Answer | None = next(answers, None)
         if out is None:
             count = len(rows) if keys is None else len(keys)
-            out = _views_of(outs, sum(encoded) or Layout(spec).nbytes(count))
+            nbytes = sum(encoded) * (1 if keys is None else count)
+            out = _views_of(outs, nbytes or Layout(spec).nbytes(count))
         slots = [slot for _ in range(part.slots) if (slot := next(outs, None)) is not None]
         if out:  # the caller still waits for it
             ordered = len(view.placements[part.table]) > 1

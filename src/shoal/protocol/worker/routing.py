@@ -180,8 +180,12 @@ class Router:
         sizes: list[tuple[int, ...]] = []
         for index, first, last in server_part.pull_cuts:
             pull, encoded = pulls[index], _RAW
-            if pull.sizes and isinstance(pull.out, memoryview):
-                layout = self._layouts[self.numbers[pull.table]]
+            layout = self._layouts[self.numbers[pull.table]]
+            if pull.sizes and pull.keys is not None and isinstance(pull.out, memoryview):
+                [size] = encoded = pull.sizes
+                one, other = layout.rows(first, last)
+                outs.append(pull.out[one * size : other * size])
+            elif pull.sizes and isinstance(pull.out, memoryview):
                 start, stop, encoded = layout.encoded_span(pull.rows, pull.sizes, first, last)
                 outs.append(pull.out[start:stop])
             elif isinstance(pull.out, memoryview):
@@ -190,7 +194,8 @@ class Router:
             elif isinstance(pull.out, Answer):
                 answers.append(pull.out)
             else:
-                outs += pull.out[slice(*self._layouts[self.numbers[pull.table]].rows(first, last))]
+                outs += pull.out[slice(*layout.rows(first, last))]
+                encoded = pull.sizes
             sizes.append(encoded)
         if answers and outs:
             raise InvalidValue("pulls from custom tables and from others need two exchanges")
@@ -220,8 +225,12 @@ class Router:
         spared = at = 0
         for index, first, last in server_part.push_cuts:
             op, encoded = pushes[index], _RAW
-            if op.sizes:
-                layout = self._layouts[self.numbers[op.table]]
+            layout = self._layouts[self.numbers[op.table]]
+            if op.sizes and op.keys is not None:
+                [size] = encoded = op.sizes
+                buffers[at + 1] = op.values[first * size : last * size]
+                spared += layout.nbytes(last - first) - size * (last - first)
+            elif op.sizes:
                 start, stop, encoded = layout.encoded_span(op.rows, op.sizes, first, last)
                 buffers[at] = op.values[start:stop]
                 spared += last - first - (stop - start)
@@ -385,11 +394,14 @@ class Router:
 
     def _check_encoded(self, op: PushOp | PullOp, buffer: memoryview) -> None:
         layout, pulled = self._layouts[self._number(op.table)], isinstance(op, PullOp)
-        problem = layout.encoded_problem(op.rows, op.sizes, pulled)
-        if op.keys is not None or op.slots:
-            problem = "rows with keys or slots are not encoded"
-        if not problem and buffer.nbytes != sum(op.sizes):
-            problem = f"{buffer.nbytes} bytes of encoded fragments of {sum(op.sizes)}"
+        if op.keys is None:
+            problem, nbytes = layout.encoded_problem(op.rows, op.sizes, pulled), sum(op.sizes)
+        else:
+            problem, nbytes = layout.encoded_row_problem(op.sizes), len(op.keys) * op.sizes[0]
+        if op.slots:
+            problem = "rows with slots are not encoded"
+        if not problem and buffer.nbytes != nbytes:
+            problem = f"{buffer.nbytes} bytes of encoded rows of {nbytes}"
         if problem:
             raise InvalidValue(f"table {op.table!r}: {problem}")
 

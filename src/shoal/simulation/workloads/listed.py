@@ -2,6 +2,7 @@
 
 Workers push and pull by a few lists again and again. What they push to a key is a multiple of a
 number of its own, so that values which a server has taken to other keys leave a row that is none.
+In half of the seeds rows are encoded as well, by a codec that has these numbers exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from shoal.tables.consistency import Consistency
 from shoal.tables.spec import Access, TableSpec
 
 NAME = "listed"
-FACTORS = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)  # of the keys
+FACTORS = tuple(1 << number for number in range(10))  # of the keys
+CODEC, ENCODED = "fp16", 0.5  # of rows, in this share of the seeds
 LISTS, MOST = 4, 6  # lists, and keys in one
 KEPT_BYTES = 100  # that a server keeps: it drops lists all the time
 SAME = 0.5  # share of the pulls that name the list of the push
@@ -36,9 +38,12 @@ class ListedWorkload:
     """Pushes to the table, and checks what is read from it."""
 
     def __init__(self, consistency: Consistency, random: Random) -> None:
+        codec = CODEC if random.random() < ENCODED else ""
         self.spec = TableSpec(
             NAME,
             kind="sparse",
+            codec=codec,
+            server_codec=codec,
             access=Access("sum"),
             consistency=consistency,
             merge="sum",

@@ -45,7 +45,7 @@ from shoal.simulation.workloads.extras import NO_EXTRAS, Extras
 from shoal.simulation.workloads.leases import LeaseWorkload
 from shoal.simulation.workloads.listed import ListedWorkload
 from shoal.simulation.workloads.optimizer import OptimizerWorkload
-from shoal.simulation.workloads.pulled import PulledWorkload
+from shoal.simulation.workloads.pulled import AGAIN, PulledWorkload
 from shoal.simulation.workloads.scans import SCANS, scanned
 from shoal.simulation.workloads.state import StateWorkload
 from shoal.simulation.world import World
@@ -358,10 +358,12 @@ class Workload:
         """Add a push of the table whose rows are pulled encoded, and pulls of them."""
         sim = self._world.nodes[node]
         pulls, into = pulled.pulls(random)
-        before = sim.asked_again
+        before = sim.notes[AGAIN]
         extras.pushes.append(pulled.push(random))
         extras.pulls += pulls
-        extras.readers.append(lambda *_: pulled.check(into, sim.asked_again > before))
+        extras.readers.append(
+            lambda _, __, ahead: pulled.check(into, sim.notes[AGAIN] > before, ahead)
+        )
 
     def _perhaps_cancel(self, ticket: int, random: Random) -> Program:
         if random.random() < self._cancels:

@@ -57,12 +57,6 @@ class References:
         found._encoded = self._encoded[first:last]
         return found
 
-    def copy(self) -> References:
-        """Return a copy."""
-        found = References(self._spec, self._fragments, self.values.clone(), [*self.names])
-        found._encoded = [*self._encoded]
-        return found
-
     def _of(self, index: int) -> Tensor:
         part = self._fragments[index]
         return self.values[part.start - self._start : part.stop - self._start]

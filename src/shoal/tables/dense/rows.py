@@ -7,6 +7,7 @@ of their updates (`UpdateCounts`). It goes as a whole to other replicas (snapsho
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -199,8 +200,10 @@ class DenseRows(Shard):
     ) -> None:
         """Restore the references of rows; those that were not saved are the rows."""
         assert self.references is not None
-        for index, part in self._touched(rows):
-            if "references" in state:
+        known = "references" in state and len(state["names"]) == len(saved)
+        for index, _ in self._touched(rows):
+            part = self.fragments[index]
+            if known and part in saved:
                 values = state["references"][part.start - held.start : part.stop - held.start]
                 self.references.set(index, values, [int(state["names"][saved.index(part)])])
             else:
@@ -225,14 +228,20 @@ class DenseRows(Shard):
         for index, part in self._touched(staged.rows):
             self.counts.assign(index, part, updates)
             self.versions[index] += 1
-        self._assigned(staged.rows)
+        self._assigned(staged)
         self.release(staged)
 
-    def _assigned(self, rows: KeyRange) -> None:
+    def _assigned(self, staged: StagedRows) -> None:
         """Have workers pull the fragments of assigned rows as they are."""
-        if self.references is not None:
-            for index, _ in self._touched(rows):
-                self.references.assign(index, self.rows[self._slice(self.fragments[index])])
+        if self.references is None:
+            return
+        touched = [index for index, _ in self._touched(staged.rows)]
+        if staged.keys is not None:
+            first = self.held.start
+            numbers = (staged.keys - first) // self.spec.fragment_rows
+            touched = np.unique(numbers.numpy()).tolist()
+        for index in touched:
+            self.references.assign(index, self.rows[self._slice(self.fragments[index])])
 
     # ------------------------------------------------------------------ places
 

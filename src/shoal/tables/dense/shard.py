@@ -236,7 +236,7 @@ class DenseShard(DenseRows):
             self.rows[self._slice(staged.rows)] = staged.values
         for index, _ in self._touched(staged.rows):
             self.versions[index] += 1
-        self._assigned(staged.rows)
+        self._assigned(staged)
         self.release(staged)
 
     def merge(self, contributions: Sequence[Contribution]) -> list[Merged]:

@@ -46,13 +46,12 @@ class UserShard(DenseShard):
         tensors = (here, *slots.values())
         saved = [each.clone() for each in tensors]
         counts, versions = self.counts.copy(), [*self.versions]
-        references = self.references.copy() if self.references is not None else None
         try:
             yield
         except AccessFailed:
             for each, before in zip(tensors, saved, strict=True):
                 each.copy_(before)
-            self.counts, self.versions, self.references = counts, versions, references
+            self.counts, self.versions = counts, versions
             raise
 
     def _run(self, rows: Tensor, slots: Slots, update: Tensor, step: int, lr: float | None) -> None:

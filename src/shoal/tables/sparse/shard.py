@@ -8,14 +8,17 @@ its keys are checked, and one kernel applies it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from struct import pack
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from shoal.errors import AccessFailed, BadEncoding, NotFinite
 from shoal.jit import U
-from shoal.keys import KeyRange
+from shoal.keys import KeyRange, digest64
+from shoal.tables.row_encoding import RowEncoding
 from shoal.tables.snapshots import Sample, Snapshot, StagedSnapshot, copied, crc32, refuse
 from shoal.tables.sparse.distinct import distinct, outside, within
 from shoal.tables.sparse.index import MISSING
@@ -40,6 +43,8 @@ class SparseShard(SparseRows):
         self.updates = 0
         self._staging = Staging()
         self._touched = Touched()
+        self._encoding = RowEncoding(spec) if spec.codec else None
+        self._pulled = RowEncoding(spec, pulled=True) if spec.server_codec else None
         self._fresh: tuple[StagedKeys, np.ndarray] | None = None  # rows read with the latest change
         self._load_loops()
 
@@ -59,6 +64,25 @@ class SparseShard(SparseRows):
         values = memory[start : start + size].view(self.dtype).reshape(keys, self.spec.width)
         return StagedKeys(rows, memory, keys, values)
 
+    def stage_encoded_keys(self, rows: KeyRange, keys: int, row_bytes: int) -> StagedKeys:
+        """Return staging memory for a push of `keys` keys whose rows come encoded."""
+        staged = self.stage(rows, keys)
+        nbytes = keys * row_bytes
+        staged.comes_encoded(self._staging.take(nbytes), nbytes)
+        return staged
+
+    def decode(self, staged: StagedKeys) -> None:
+        """Decode the rows of a push.
+
+        Raises:
+            BadEncoding: what has come is no encoding of rows.
+        """
+        assert staged.encoded is not None
+        if self._encoding is None:
+            raise BadEncoding(f"table {self.spec.name!r} has no codec")
+        self._encoding.decode(staged.encoded, staged.values)
+        self._staging.give(staged.is_decoded())
+
     def stage_told(self, rows: KeyRange, keys: int) -> StagedKeys:
         """Return staging memory for a push that the head of the chain has applied."""
         return self.stage(rows, keys)
@@ -73,6 +97,8 @@ class SparseShard(SparseRows):
         if self.lent:
             self._released.append(staged)
         elif not staged.kept and not staged.retained and staged.memory is not None:
+            if staged.encoded is not None:
+                self._staging.give(staged.is_decoded())
             self._staging.give(staged.memory)
             staged.memory = None  # not twice: two requests would share it
 
@@ -164,6 +190,21 @@ class SparseShard(SparseRows):
         self.release(staged)
         view: memoryview = out.reshape(-1).view(np.uint8).data
         return view
+
+    def encode_keys(self, rows: memoryview, row_bytes: int) -> memoryview:
+        """Return rows that `read_keys` has returned, encoded.
+
+        Raises:
+            AccessFailed: a value cannot be encoded, or rows do not become so many bytes.
+        """
+        name = self.spec.name
+        if self._pulled is None or self._pulled.row_bytes != row_bytes:
+            raise AccessFailed(f"table {name!r} does not have encoded rows of {row_bytes} bytes")
+        values = np.frombuffer(rows, self.dtype).reshape(-1, self.spec.width)
+        try:
+            return self._pulled.encode(values, digest64(pack("<q", self.updates))).data
+        except NotFinite as error:
+            raise AccessFailed(f"table {name!r}: {error}") from None
 
     def _read(self, keys: np.ndarray, out: np.ndarray) -> None:
         places = self._places(keys)  # which may move the records

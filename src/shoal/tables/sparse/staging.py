@@ -25,9 +25,13 @@ class StagedKeys:
         retained: whether the memory is also sent to other servers.
         places: the place of each key, (n,) uint64, if they are sent to other servers.
         told: whether the places come from the head of the chain.
+        encoded: the encoded rows, until these are decoded; None if they come as they are.
+        encoded_in: the memory that they are in.
     """
 
     __slots__ = (
+        "encoded",
+        "encoded_in",
         "kept",
         "keys",
         "memory",
@@ -39,8 +43,6 @@ class StagedKeys:
         "values",
         "views",
     )
-
-    encoded = None  # no codec is for keys
 
     def __init__(self, rows: KeyRange, memory: np.ndarray, keys: int, values: np.ndarray) -> None:
         self.rows = rows
@@ -55,11 +57,25 @@ class StagedKeys:
             self.views.append(values.reshape(-1).view(np.uint8).data)
         self.places: np.ndarray | None = None
         self.told = False
+        self.encoded: np.ndarray | None = None
+        self.encoded_in: np.ndarray | None = None
 
     def place(self, places: np.ndarray) -> None:
         """Set the array of the keys' places, which may be filled later."""
         self.places = places
         self.views.append(places.view(np.uint8).data)
+
+    def comes_encoded(self, memory: np.ndarray, nbytes: int) -> None:
+        """Have the rows come as encoded bytes, at the beginning of some memory."""
+        self.encoded, self.encoded_in = memory[:nbytes], memory
+        self.views[1:] = [self.encoded.data] if nbytes else []
+
+    def is_decoded(self) -> np.ndarray:
+        """Have the views be those of the keys and the rows again; return the other memory."""
+        memory, self.encoded, self.encoded_in = self.encoded_in, None, None
+        assert memory is not None
+        self.views[1:] = [self.values.reshape(-1).view(np.uint8).data] if self.values.size else []
+        return memory
 
     def problem(self) -> str:
         if len(self.rows) == SLOTS:

@@ -11,7 +11,7 @@ from shoal.protocol.messages.membership import NewView
 from shoal.protocol.messages.requests import ListedRequest, Probe, Reply
 from shoal.protocol.scheduler.rows.placement import place
 from shoal.protocol.server.machine import ServerMachine
-from shoal.protocol.server.requests.key_lists import KeyLists
+from shoal.protocol.server.requests.key_lists import LIST_BYTES, KeyLists
 from shoal.protocol.server.requests.requests import RequestOptions
 from shoal.protocol.session import Session
 from shoal.protocol.views import Member, View
@@ -137,6 +137,15 @@ def test_lists_that_do_not_fit_their_parts_are_refused(server, lists):
     assert server.pull(1, told=True)[1] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("what", ["push", "pull"])
+def test_no_keys_have_no_list(server, what):
+    """A part without keys names none: a server that looked for its list would not find it."""
+    none = (Part(0, 0, SLOTS, 0),)
+    parts = {"pushes": none} if what == "push" else {"pulls": none}
+    assert server.ask(0, [KeyList(DIGEST, 0)], **parts)[0].code == "refused"
+    assert server.ask(1, [KeyList(b"", 0)], **parts)[0].code == "applied"
+
+
 def test_a_payload_of_another_size_is_not_taken(server):
     server.push(0, [1, 2, 3])
     request = ListedRequest((1, 1), 2, 1, 0, 0, (THREE,), lists=(KeyList(DIGEST, 0),))
@@ -145,7 +154,7 @@ def test_a_payload_of_another_size_is_not_taken(server):
 
 
 def test_the_lists_that_were_used_last_are_kept():
-    server = Server(key_lists_bytes=3 * KEYS.nbytes)
+    server = Server(key_lists_bytes=3 * (KEYS.nbytes + LIST_BYTES))
     lists = [KEYS + np.uint64(100 * number) for number in range(4)]
     digests = [digest128(each.tobytes()) for each in lists]
     for number in range(3):
@@ -154,10 +163,13 @@ def test_the_lists_that_were_used_last_are_kept():
     server.pull(4, True, digests[3], lists[3])
     codes = [server.pull(5 + n, digest=each)[0].code for n, each in enumerate(digests)]
     assert codes == ["applied", "keys", "applied", "applied"]
+    server.pull(9, True, digests[0], lists[0])  # told again, so it was used
+    server.pull(10, True, digests[1], lists[1])
+    assert server.pull(11, digest=digests[0])[0].code == "applied"
 
 
 def test_a_list_beyond_the_bound_is_not_kept():
-    server = Server(key_lists_bytes=KEYS.nbytes - 1)
+    server = Server(key_lists_bytes=KEYS.nbytes + LIST_BYTES - 1)
     for seq in range(3):
         assert server.push(seq, [1, 2, 3]).code == "applied"
     assert server.pull(3)[0].code == "keys"
@@ -169,13 +181,14 @@ def test_the_bytes_of_lists_are_counted():
             self.keys = keys
             self.views = [memoryview(keys.tobytes())]
 
-    kept = KeyLists(100)
+    kept = KeyLists(4 * (KEYS.nbytes + LIST_BYTES) + 7)
     for number in range(40):
         keys = KEYS + np.uint64(number)
         one = KeyList(digest128(keys.tobytes()), keys.nbytes)
         request = ListedRequest((1, 1), 2, 0, 0, 0, (THREE,), lists=(one,))
         assert kept.keep(request, [Load(keys)]) == ""
-        assert kept.nbytes == sum(map(len, kept._kept.values())) <= 100
+        each = [len(some) + LIST_BYTES for some in kept._kept.values()]
+        assert kept.nbytes == sum(each) <= 4 * (KEYS.nbytes + LIST_BYTES) + 7
     assert len(kept._kept) == 4
 
 

@@ -285,9 +285,12 @@ class Admission:
     def _fit(self, parts: Parts, named: tuple[Named, ...], sizes: Sizes, pulled: bool) -> bool:
         """Return whether these are sizes of encoded fragments of some parts."""
         return len(sizes) == len(parts) and not any(
-            part.keys != -1
-            or part.slots
-            or Layout(self._specs[shard]).encoded_problem(rows, encoded, pulled)
+            part.slots
+            or (
+                Layout(self._specs[shard]).encoded_problem(rows, encoded, pulled)
+                if part.keys == -1
+                else Layout(self._specs[shard]).encoded_row_problem(encoded)
+            )
             for part, (shard, rows, _), encoded in zip(parts, named, sizes, strict=True)
             if encoded
         )
@@ -295,9 +298,10 @@ class Admission:
     def payload_bytes(self, request: Request, footprint: Footprint) -> int:
         """Return the size of a request's payload: some may be encoded, or keys may be here."""
         nbytes = footprint.nbytes
-        for (shard, rows, _), sizes in zip(footprint.pushes, request.sizes, strict=False):
+        for (shard, rows, keys), sizes in zip(footprint.pushes, request.sizes, strict=False):
             if sizes:
-                nbytes += sum(sizes) - Layout(self._specs[shard]).nbytes(len(rows))
+                count, each = (len(rows), 1) if keys < 0 else (keys, keys)
+                nbytes += each * sum(sizes) - Layout(self._specs[shard]).nbytes(count)
         if request.lists:
             told = sum(each.nbytes for each in request.lists)
             nbytes += told - KEY_BYTES * sum(request.key_counts())
@@ -414,7 +418,7 @@ def _lists(request: Request) -> bool:
     """Return whether a request says of each part with keys how these are sent."""
     counts = request.key_counts()
     return len(counts) == len(request.lists) and all(
-        each.nbytes == KEY_BYTES * count or each.named
+        count > 0 if each.named else each.nbytes == KEY_BYTES * count
         for count, each in zip(counts, request.lists, strict=True)
     )
 

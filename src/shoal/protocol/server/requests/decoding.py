@@ -29,7 +29,10 @@ class Decoder:
             loads: the staged pushes, with the replicas that they are for.
         """
         encoded = [each for each in loads if each[1].encoded is not None]
-        nbytes = sum(Layout(replica.shard.spec).nbytes(len(s.rows)) for replica, s in encoded)
+        nbytes = 0
+        for replica, staged in encoded:
+            count = len(staged.rows if staged.keys is None else staged.keys)
+            nbytes += Layout(replica.shard.spec).nbytes(count)
 
         def decode() -> None:
             for replica, staged in encoded:

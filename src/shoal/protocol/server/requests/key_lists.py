@@ -15,6 +15,8 @@ from shoal.protocol.messages.base import KeyList
 from shoal.protocol.messages.requests import Request
 from shoal.protocol.server.state.shard_store import Loads, Staged
 
+LIST_BYTES = 200  # that a list takes beside its keys
+
 
 class KeyLists:
     """The lists that were used last, up to a number of bytes.
@@ -61,13 +63,14 @@ class KeyLists:
         return ""
 
     def _keep(self, digest: bytes, keys: bytes) -> None:
-        if digest in self._kept or len(keys) > self._most:
-            return
-        self._kept[digest] = keys
-        self.nbytes += len(keys)
-        while self.nbytes > self._most:
-            _, oldest = self._kept.popitem(last=False)
-            self.nbytes -= len(oldest)
+        if digest in self._kept:
+            self._kept.move_to_end(digest)
+        elif len(keys) + LIST_BYTES <= self._most:
+            self._kept[digest] = keys
+            self.nbytes += len(keys) + LIST_BYTES
+            while self.nbytes > self._most:
+                _, oldest = self._kept.popitem(last=False)
+                self.nbytes -= len(oldest) + LIST_BYTES
 
 
 def _listed(request: Request, loads: Loads) -> Iterator[tuple[KeyList, Staged]]:

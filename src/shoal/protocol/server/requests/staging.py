@@ -167,7 +167,9 @@ class RequestStaging:
                 request.pushes, footprint.pushes, encoded, strict=True
             ):
                 shard = self._replicas[number].shard
-                if sizes:
+                if sizes and keys >= 0:
+                    loads.append(shard.stage_encoded_keys(rows, keys, sizes[0]))
+                elif sizes:
                     loads.append(shard.stage_encoded(rows, sizes))
                 elif part.slots:
                     loads.append(shard.stage_state(rows))
@@ -218,7 +220,11 @@ class RequestStaging:
         wanted: dict[tuple[int, KeyRange], None] = {}
         for admitted in several:
             pulls = zip(admitted.footprint.pulls, admitted.request.pulled, strict=False)
-            wanted |= {(number, rows): None for (number, rows, _), sizes in pulls if sizes}
+            wanted |= {
+                (number, rows): None
+                for (number, rows, keys), sizes in pulls
+                if sizes and keys == -1
+            }
         if wanted:
             self._decoder.encode([(self._replicas[number], rows) for number, rows in wanted])
 
@@ -234,20 +240,20 @@ class RequestStaging:
         ):
             replica = self._replicas[number]
             shard = replica.shard
-            if sizes:
+            if sizes and keys == -1:
                 found += self._decoder.encoded(replica, rows, sizes)
             elif part.slots:
                 found += shard.read_state(rows)
             elif keys == SAME:
                 pushed = pushed or _by_place(admitted.footprint, admitted.loads)
-                found.append(shard.read_keys(pushed[number, rows]))
+                found.append(_encoded(shard, shard.read_keys(pushed[number, rows]), sizes))
             elif keys >= 0:
                 load = next(keyed)
                 if admitted.log.group != replica.group or (  # no rows for other groups
                     shard.new_row_bytes and self._memory.problem(((number, rows, keys),), [load])
                 ):
                     shard.only_read(load)
-                rows_of = shard.read_keys(load)
+                rows_of = _encoded(shard, shard.read_keys(load), sizes)
                 found += (
                     _sized(shard, rows_of, admitted) if shard.spec.kind == "custom" else [rows_of]
                 )
@@ -371,6 +377,11 @@ def _sized(shard: ShardStore, answer: memoryview, admitted: AdmittedRequest) -> 
     if len(admitted.footprint.pulls) == 1:
         return [answer]
     return [memoryview(answer.nbytes.to_bytes(SIZE_BYTES, "little")), answer]
+
+
+def _encoded(shard: RowStore, rows: memoryview, sizes: Sequence[int]) -> memoryview:
+    """Return rows that were read by their keys, encoded if a request says the bytes of one."""
+    return shard.encode_keys(rows, sizes[0]) if sizes else rows
 
 
 def _by_place(footprint: Footprint, loads: Loads) -> dict[Place, Staged]:

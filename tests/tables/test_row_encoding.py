@@ -26,7 +26,7 @@ def rows_of(count=20, width=16):
 @pytest.mark.parametrize("codec", CODECS)
 def test_encoded_rows_can_be_cut_and_joined_anywhere(codec):
     encoding, rows = RowEncoding(spec_of(codec)), rows_of()
-    data = encoding.encode(rows, 7).reshape(20, encoding.row_bytes)
+    data = encoding.encode(rows, 7).reshape(20, encoding.nbytes(1))
     order = np.random.default_rng(1).permutation(20)
     decoded, moved = np.empty_like(rows), np.empty_like(rows)
     encoding.decode(data.reshape(-1), decoded)
@@ -115,7 +115,7 @@ def test_a_shard_reuses_the_memory_of_encoded_rows():
     shard, encoding, rows = SparseShard(spec, KeyRange(0, SLOTS)), RowEncoding(spec), rows_of(3)
     keys = np.array([1, 5, 9], np.uint64)
     for turn in range(3):
-        staged = shard.stage_encoded_keys(spec.keys, 3, encoding.row_bytes)
+        staged = shard.stage_encoded_keys(spec.keys, 3, encoding.nbytes(1))
         of_keys, of_rows = staged.views
         of_keys[:] = keys.tobytes()
         of_rows[:] = encoding.encode(rows, 0).tobytes()
@@ -123,7 +123,7 @@ def test_a_shard_reuses_the_memory_of_encoded_rows():
         assert [view.nbytes for view in staged.views] == [24, rows.nbytes]
         shard.apply(staged, None)
         assert staged.encoded is staged.memory is None, turn
-    refused = shard.stage_encoded_keys(spec.keys, 3, encoding.row_bytes)
+    refused = shard.stage_encoded_keys(spec.keys, 3, encoding.nbytes(1))
     shard.release(refused)
     assert refused.encoded is refused.memory is None
     free = shard._staging._free

@@ -89,10 +89,10 @@ class PulledKeys(Pulled):
 
     def asked(self, op: PullOp) -> tuple[tuple[int, ...], int]:
         sizes = self.sizes(op.rows)
-        return sizes, sizes[0] * len(op.keys or b"")
+        return sizes, self._encoding.nbytes(len(op.keys or b""))
 
     def sizes(self, rows: KeyRange) -> tuple[int, ...]:
-        return (self._encoding.row_bytes,)
+        return (self._encoding.nbytes(1),)
 
     def land(self, op: PullOp, sizes: tuple[int, ...], data: memoryview) -> bool:
         into = self._into(op).view(-1, self.spec.width).numpy()

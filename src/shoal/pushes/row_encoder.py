@@ -48,4 +48,4 @@ class RowEncoder:
         told = pack("<4q", self._seed, self._rank(), clock, self._count) + self.spec.name.encode()
         rows = np.frombuffer(op.values, self._dtype).reshape(-1, self.spec.width)
         data = self._encoding.encode(rows, digest64(told))
-        return msgspec.structs.replace(op, values=data.data, sizes=(self._encoding.row_bytes,))
+        return msgspec.structs.replace(op, values=data.data, sizes=(self._encoding.nbytes(1),))

@@ -27,7 +27,6 @@ class RowEncoding:
 
     Attributes:
         codec: the codec, whose blocks are rows.
-        row_bytes: the bytes of an encoded row.
 
     Raises:
         UnknownName: no such codec.
@@ -36,19 +35,23 @@ class RowEncoding:
 
     Example:
         >>> encoding = RowEncoding(TableSpec("e", row_shape=(16,), kind="sparse", codec="int:8"))
-        >>> str(encoding.codec), encoding.row_bytes
+        >>> str(encoding.codec), encoding.nbytes(1)
         ('int:8:block=16', 20)
     """
 
     def __init__(self, spec: TableSpec, pulled: bool = False) -> None:
         self._spec = spec
         self.codec = _codec_of(spec, spec.server_codec if pulled else spec.codec)
-        self.row_bytes = self.codec.nbytes(spec.width)
-        if self.row_bytes >= spec.row_bytes:
+        self._row_bytes = self.codec.nbytes(spec.width)
+        if self._row_bytes >= spec.row_bytes:
             raise InvalidValue(
-                f"table {spec.name!r}: codec {self.codec} makes {self.row_bytes} bytes of a row of "
+                f"table {spec.name!r}: codec {self.codec} makes {self._row_bytes} bytes of a row of "
                 f"{spec.row_bytes}; leave it out"
             )
+
+    def nbytes(self, count: int) -> int:
+        """Return the bytes of a number of encoded rows."""
+        return count * self._row_bytes
 
     def encode(self, rows: np.ndarray, key: int) -> np.ndarray:
         """Encode rows.
@@ -58,13 +61,13 @@ class RowEncoding:
             key: the key of random bits.
 
         Returns:
-            (n * row_bytes,) uint8.
+            (`nbytes(n)`,) uint8.
 
         Raises:
             NotFinite: a value is NaN, infinite or too large.
         """
         values = np.ascontiguousarray(rows, np.float32).reshape(-1)
-        data = np.empty(len(rows) * self.row_bytes, np.uint8)
+        data = np.empty(len(rows) * self._row_bytes, np.uint8)
         self.codec.encode(values, data, key=key)
         return data
 
@@ -72,16 +75,16 @@ class RowEncoding:
         """Decode rows.
 
         Args:
-            data: (n * row_bytes,) uint8.
+            data: (`nbytes(n)`,) uint8.
             into: (n, width) of the table's dtype.
 
         Raises:
             BadEncoding: it is no encoding of so many rows.
         """
-        if len(data) != len(into) * self.row_bytes:
+        if len(data) != len(into) * self._row_bytes:
             raise BadEncoding(
                 f"table {self._spec.name!r}: {len(into)} encoded rows have "
-                f"{len(into) * self.row_bytes} bytes, not {len(data)}"
+                f"{len(into) * self._row_bytes} bytes, not {len(data)}"
             )
         exact = into.dtype == np.float32 and into.flags.c_contiguous
         values = into.reshape(-1) if exact else np.empty(into.size, np.float32)

@@ -115,7 +115,11 @@ EXAMPLES: list[Message] = [
         True,
     ),
     requests.ListedRequest(
-        *((1, 2), 5, 7, 3, 2),
+        (1, 2),
+        5,
+        7,
+        3,
+        2,
         (Part(0, 0, 16384, 2), Part(1, 0, 4)),
         pulls=(Part(0, 0, 16384, 3),),
         lists=(KeyList(b"0123456789abcdef", 0), KeyList(b"", 24)),

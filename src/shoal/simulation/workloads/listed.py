@@ -19,10 +19,11 @@ from shoal.tables.consistency import Consistency
 from shoal.tables.spec import Access, TableSpec
 
 NAME = "listed"
-FACTORS = tuple(1 << number for number in range(10))  # of the keys
+PRIMES = 2, 3, 5, 7, 11, 13, 17, 19, 23, 29  # the numbers of the keys
+POWERS = tuple(1 << number for number in range(10))  # the same where rows are encoded
 CODEC, ENCODED = "fp16", 0.5  # of rows, in this share of the seeds
 LISTS, MOST = 4, 6  # lists, and keys in one
-KEPT_BYTES = 100  # that a server keeps: it drops lists all the time
+KEPT_BYTES = 750  # that a server keeps, for three lists: it drops lists all the time
 SAME = 0.5  # share of the pulls that name the list of the push
 
 
@@ -49,10 +50,13 @@ class ListedWorkload:
             merge="sum",
             key_lists="cached",
         )
-        self._lists = [
-            np.array(random.sample(range(len(FACTORS)), random.randint(1, MOST)), np.uint64)
-            for _ in range(LISTS)
-        ]
+        self._numbers = np.array(POWERS if codec else PRIMES)
+        self._lists: list[np.ndarray] = []
+        for _ in range(0, LISTS, 2):  # two begin alike, and are as long
+            first, *others = random.sample(range(len(PRIMES)), len(PRIMES))
+            count = random.randint(1, MOST)
+            for rest in (others, others[::-1]):
+                self._lists.append(np.array([first, *rest][:count], np.uint64))
         self._pushes: list[ListedPush] = []
 
     def push(self, random: Random) -> tuple[PushOp, ListedPush]:
@@ -60,7 +64,7 @@ class ListedWorkload:
         pushed = ListedPush(random.randrange(LISTS))
         self._pushes.append(pushed)
         keys = self._lists[pushed.number].copy()
-        values = _factors(keys).astype(np.float32)
+        values = self._factors(keys).astype(np.float32)
         return PushOp(NAME, self.spec.keys, values.view(np.uint8).data, keys.data), pushed
 
     def pull(self, push: PushOp, random: Random) -> tuple[PullOp, np.ndarray]:
@@ -73,7 +77,7 @@ class ListedWorkload:
 
     def check_read(self, keys: np.ndarray, rows: np.ndarray) -> None:
         """Check `listed`: each row is a multiple of its key's number."""
-        wrong = rows % _factors(keys) != 0
+        wrong = rows % self._factors(keys) != 0
         if wrong.any():
             text = f"keys {keys[wrong].tolist()} read {rows[wrong].tolist()}"
             raise violated("listed", f"{text}, which no push to them makes")
@@ -88,7 +92,7 @@ class ListedWorkload:
         rows:   the rows by key
         whole:  whether all accepted pushes are in the rows
         """
-        for key, factor in enumerate(FACTORS):
+        for key, factor in enumerate(self._numbers.tolist()):
             named = [each for each in self._pushes if key in self._lists[each.number]]
             sure = [each for each in named if each.outcome is not None and not each.outcome.error]
             count = rows.get(key, 0.0) / factor
@@ -97,6 +101,5 @@ class ListedWorkload:
                 text = f"key {key} has {count:g} of {len(named)} pushes, {len(sure)} acknowledged"
                 raise violated("listed", text)
 
-
-def _factors(keys: np.ndarray) -> np.ndarray:
-    return np.array(FACTORS)[keys.astype(np.int64)]
+    def _factors(self, keys: np.ndarray) -> np.ndarray:
+        return self._numbers[keys.astype(np.int64)]

@@ -198,7 +198,7 @@ class SparseShard(SparseRows):
             AccessFailed: a value cannot be encoded, or rows do not become so many bytes.
         """
         name = self.spec.name
-        if self._pulled is None or self._pulled.row_bytes != row_bytes:
+        if self._pulled is None or self._pulled.nbytes(1) != row_bytes:
             raise AccessFailed(f"table {name!r} does not have encoded rows of {row_bytes} bytes")
         values = np.frombuffer(rows, self.dtype).reshape(-1, self.spec.width)
         try:

@@ -45,7 +45,8 @@ class KeyLists:
         for each, staged in _listed(request, loads):
             if each.named:
                 self._kept.move_to_end(each.digest)
-                staged.views[0][:] = self._kept[each.digest]
+                keys = staged.views[0]
+                keys[:] = self._kept[each.digest]
 
     def destinations(self, request: Request, loads: Loads) -> list[memoryview]:
         """Return the destinations of a request's payload: all but those of keys that are here."""

@@ -133,7 +133,7 @@ class Door:
     def _encoder(self, table: str) -> Encoder | None:
         """Return the encoder of a dense table."""
         found = self._any_encoder(table)
-        return found if isinstance(found, Encoder) else None
+        return None if isinstance(found, RowEncoder) else found
 
     def _any_encoder(self, table: str) -> Encoder | RowEncoder | None:
         try:
@@ -161,8 +161,10 @@ class Door:
 
     def encoders(self) -> Iterator[Encoder]:
         """Yield the encoders of the tables that this worker has pushed to."""
-        each_table = [*self._encoders.values()]
-        found = {id(each): each for each in each_table if isinstance(each, Encoder)}
+        found = {}
+        for each in [*self._encoders.values()]:
+            if each is not None and not isinstance(each, RowEncoder):
+                found[id(each)] = each
         yield from found.values()
 
     def _encoded(self, ask: Exchange, clock: int) -> Exchange:

@@ -426,6 +426,8 @@ class WorkerMachine:
         assert self._router is not None
         try:
             more = landed()
+            if more is not None and self.session.ended:
+                raise Refused(RUN_ENDED)
             plans = self._router.sub_requests(more) if more is not None else ()
         except ShoalError as error:
             self._resolve(request_id, error, out)

@@ -146,8 +146,14 @@ def test_codecs_are_checked_where_a_table_is_declared():
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"dtype": "int32", "merge": "sum"}, "dense tables of floats, not for a dense table of"),
-        ({"kind": "sparse", "rows": 0}, "not for a sparse table"),
+        (
+            {"dtype": "int32", "merge": "sum"},
+            "dense and sparse tables of floats, not for a dense table of",
+        ),
+        (
+            {"kind": "sparse", "rows": 0, "dtype": "int64", "merge": "sum"},
+            "not for a sparse table of int64",
+        ),
         ({"kind": "custom", "rows": 0}, "not for a custom table"),
         ({"nonfinite": "allow"}, "encodes finite values"),
         ({"codec": "x" * 5000}, "at most 4096 characters"),

@@ -45,8 +45,8 @@ class RowEncoding:
         self._row_bytes = self.codec.nbytes(spec.width)
         if self._row_bytes >= spec.row_bytes:
             raise InvalidValue(
-                f"table {spec.name!r}: codec {self.codec} makes {self._row_bytes} bytes of a row of "
-                f"{spec.row_bytes}; leave it out"
+                f"table {spec.name!r}: codec {self.codec} makes {self._row_bytes} bytes of a row "
+                f"of {spec.row_bytes}; leave it out"
             )
 
     def nbytes(self, count: int) -> int:

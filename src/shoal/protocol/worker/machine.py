@@ -338,7 +338,7 @@ class WorkerMachine:
             out.append(LateReply(reply.seq, reply.code))
             return
         sub_request, part = answered
-        if reply.code in HAS_KEYS:
+        if part.server_part.lists and reply.code in HAS_KEYS:
             self._sender.has_keys(part)
         if reply.code == "applied":
             self._applied(sub_request, part, reply, payload, now, out)

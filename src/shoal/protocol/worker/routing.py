@@ -159,8 +159,9 @@ class Router:
 
     def _caches(self, op: PushOp | PullOp) -> bool:
         """Return whether servers keep the keys of an operation."""
-        spec = self.view.tables[self._number(op.table)]
-        return spec.key_lists == "cached" and op.keys is not None
+        if op.keys is None:
+            return False
+        return self.view.tables[self._number(op.table)].key_lists == "cached"
 
     def _with_lists(self, server_part: ServerPart) -> ServerPart:
         """Return a server's part with the digests of its lists of keys."""

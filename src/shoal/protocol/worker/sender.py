@@ -57,8 +57,7 @@ class Sender:
 
     def has_keys(self, part: SubRequestPart) -> None:
         """Note that a server has admitted a request: it has the lists of keys."""
-        if part.server_part.lists:
-            self._known.learn(part.server_part)
+        self._known.learn(part.server_part)
 
     def lacks_keys(self, part: SubRequestPart) -> None:
         """Note that a server lacks a list of keys that a request has named."""

@@ -83,7 +83,12 @@ def test_a_run_resumed_from_a_timed_checkpoint_has_the_same_losses(tmp_path):
 
 @pytest.mark.parametrize(
     "codecs",
-    [["onebit"], ["qsgd:4", "--server-codec", "qsgd:8"], ["topk:0.1+int:4", "--replicas", "2"]],
+    [
+        ["onebit"],
+        ["qsgd:4", "--server-codec", "qsgd:8"],
+        ["topk:0.1+int:4", "--replicas", "2"],
+        ["onebit", "--server-codec", "delta:qsgd:4", "--replicas", "2"],
+    ],
     ids=lambda words: words[0],
 )
 def test_with_codecs_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(codecs, tmp_path):

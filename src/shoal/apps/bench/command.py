@@ -111,7 +111,8 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
         **{key: partial(_microseconds, key=key) for key in PROCESSOR_TIMES},
     }
     shown = [key for key in more if any(row.get(key) is not None for row in rows)]
-    columns = ["row", "value", "p50 us", "p99 us", "ceiling", "ratio"]
+    timed = [each for each in ("p50", "p99") if any(row[each] is not None for row in rows)]
+    columns = ["row", "value", *(f"{each} us" for each in timed), "ceiling", "ratio"]
     peers = sorted({row["peer_name"] for row in rows if row.get("peer") is not None})
     named = {"peer": ", ".join(peers), "peer_ratio": "ratio"}
     named |= PROCESSOR_TIMES
@@ -121,7 +122,7 @@ def show_rows(console: Console, report: dict[str, Any]) -> None:
         table.add_row(
             row["name"],
             f"{with_error(row['value'], row.get('error'))} {row['unit']}",
-            *("" if row[each] is None else f"{row[each]:.0f}" for each in ("p50", "p99")),
+            *("" if row[each] is None else f"{row[each]:.0f}" for each in timed),
             f"{figure(row['ceiling'])} {row['unit']}",
             f"{row['ratio']:.2f}",
             *(more[key](row) if row.get(key) is not None else "" for key in shown),

@@ -302,6 +302,30 @@ def test_memory_is_bounded_and_evictions_are_counted(tmp_path):
 
 
 @pytest.mark.real
+def test_codecs_and_kept_lists_send_fewer_bytes_and_learn_as_well(tmp_path):
+    how = {"model": "fm", "epochs": 2, "workers": 2, "out": str(tmp_path), "progress": False}
+    plain = shoal_.ctr.train(**how).metrics
+    small = shoal_.ctr.train(codec="int:8", server_codec="fp16", key_lists="cached", **how).metrics
+    assert small["bytes_pushed"] < 0.5 * plain["bytes_pushed"]
+    assert small["bytes_pulled"] < 0.7 * plain["bytes_pulled"]
+    assert small["test"]["auc"] > plain["test"]["auc"] - 0.02
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": "lr", "codec": "fp16"}, "are for factors, and model 'lr' has none"),
+        ({"model": "fm", "codec": "onebit"}, "needs a residual"),
+        ({"model": "fm", "factors": 10, "server_codec": "int:8"}, "take fp16 or bf16"),
+    ],
+)
+def test_codecs_of_factors_are_checked_before_the_start(tmp_path, options, words):
+    with pytest.raises(InvalidValue, match=words):
+        shoal_.ctr.train(out=str(tmp_path), progress=False, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.real
 def test_testing_and_predicting_evict_no_row(tmp_path):
     train = file_of(tmp_path, "1 1\n0 2\n" * 50)
     unseen = "".join(f"0 {key}\n" for key in range(100, 400))

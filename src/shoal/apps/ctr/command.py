@@ -24,6 +24,7 @@ from shoal.apps.ctr.scores import METRICS, PROGRESSIVE, TEST, figures
 from shoal.apps.ctr.shuffling import Labels, counted
 from shoal.apps.ctr.sources import Source, check_alike, check_trainable
 from shoal.apps.ctr.spec import APPLICATION, CtrSpec, job_text, spec_of
+from shoal.apps.ctr.tables import factor_options
 from shoal.apps.result import RunResult
 from shoal.engines.base import SPARSE, Input
 from shoal.engines.placing import all_of
@@ -38,6 +39,8 @@ from shoal.runs.ranks import telling_ranks, world_here
 from shoal.runs.run import run_here
 from shoal.runs.trust import trusting
 from shoal.storage.run_folder import RunFolder, shard_files
+from shoal.tables.opening import checked
+from shoal.tables.spec import TableSpec
 
 # the figures of each worker
 FIGURES = (
@@ -144,6 +147,9 @@ class CtrApplication(Application[CtrSpec]):
 
     def check(self) -> None:
         require("sklearn", METRICS)  # fail before the training, not after it
+        if self.spec.codec or self.spec.server_codec:
+            factors = factor_options(self.spec)
+            checked(TableSpec("factors", 0, (self.spec.factors,), kind="sparse", **factors))
 
     def prepare(self, console: Console) -> None:
         spec = self.spec

@@ -42,6 +42,8 @@ class CtrSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_rows: Annotated[int, option("Model", "rows of a table in the servers' memory, after which rows are evicted; 0: no bound", ge=0, le=1 << 40)] = 0
     evict: Annotated[Literal["lru", "lfu"], option("Model", "rows to evict: the least recently or the least frequently used")] = "lru"
     key_lists: Annotated[Literal["sent", "cached"], option("Model", "cached: servers keep the lists of keys of batches, which later epochs name by a digest")] = "sent"
+    codec: Annotated[str, option("Model", "codec of the gradients of factors, row by row: fp16, bf16, int:8, qsgd:8, ...; fm, deepfm")] = ""
+    server_codec: Annotated[str, option("Model", "codec of the factors that workers pull; fm, deepfm")] = ""
     strategy: Annotated[Literal["asgd", "sync", "ssp"], option("Training", "workers wait for nobody (asgd), for all in each step (sync), or for the slowest (ssp)")] = "asgd"
     staleness: Annotated[int, option("Training", "steps that a worker may be ahead of the slowest one; ssp", ge=0)] = 0
     epochs: Annotated[int, option("Training", "passes over the data", ge=1)] = 1
@@ -61,6 +63,10 @@ class CtrSpec(RunOptions, frozen=True, kw_only=True, forbid_unknown_fields=True)
         need_servers(self.servers)
         check_backup(self)
         check_staleness(self.staleness, self.strategy)
+        if (self.codec or self.server_codec) and self.model == "lr":
+            raise InvalidValue(
+                "--codec and --server-codec are for factors, and model 'lr' has none"
+            )
         if self.negative and self.negative == self.positive:
             raise InvalidValue(f"--positive and --negative name the same label, {self.negative!r}")
         if self.negative and not self.positive:

@@ -26,7 +26,8 @@ def factor_options(spec: CtrSpec) -> dict[str, Any]:
     """Return the options of the keys' factors (fm, deepfm)."""
     access = Access("adagrad", {"lr": spec.factor_lr, "initial_accumulator_value": 1.0})
     init = Init("normal", 0.0, FACTOR_STD, spec.seed)
-    return {**_common(spec), **_bound(spec), "access": access, "init": init}
+    codecs = {"codec": spec.codec, "server_codec": spec.server_codec}
+    return {**_common(spec), **_bound(spec), **codecs, "access": access, "init": init}
 
 
 def _common(spec: CtrSpec) -> dict[str, Any]:

@@ -391,7 +391,10 @@ class WorkerMachine:
                 part.server_part.answered(payload.views)
         pending = self._requests.get(sub_request.request_id)
         if pending is not None and pending.applied(reply, sub_request if done else None):
-            self._complete(sub_request, pending, now, out)
+            if sub_request.ask.landed is None:  # as nearly all
+                self._resolve(sub_request.request_id, None, out)
+            else:
+                self._complete(sub_request, pending, now, out)
         if self._in_flight.unsent:
             self._pump(now, out)
 

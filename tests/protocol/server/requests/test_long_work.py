@@ -9,10 +9,11 @@ from shoal.protocol.machine import HasRoom, Offload, Offloaded, Ticked
 from shoal.protocol.messages.admin import StatusRequest
 from shoal.protocol.messages.base import SCHEDULER, Part
 from shoal.protocol.messages.membership import Freeze, Frozen
-from shoal.protocol.messages.requests import Computing, Probe
+from shoal.protocol.messages.requests import Computing, EncodedRequest, Probe
 from shoal.protocol.server.notes import Kept
 from shoal.protocol.server.requests.long_work import LongWork
 from shoal.tables.consistency import asp, bsp
+from tests.protocol.rigs.shard import FakeShard
 
 LARGE, SMALL = Part(0, 0, 64), Part(1, 0, 4)
 
@@ -266,3 +267,27 @@ def test_a_handler_that_raises_leaves_the_next_one_its_coroutine():
 
 def test_work_outside_of_a_handler_is_done_in_place():
     assert LongWork(count(1), 0).do([], 1 << 40, lambda: 7) == 7
+
+
+def test_rows_are_encoded_before_the_first_of_several_answers(server, rigs, monkeypatch):
+    """Meanwhile a pull may leave: it is not answered then. Planted: rows_are_encoded_between_..."""
+    encoded = set()
+    monkeypatch.setattr(FakeShard, "is_encoded", lambda shard, rows: rows in encoded)
+    monkeypatch.setattr(FakeShard, "encode", lambda shard, rows: encoded.add(rows))
+    rig = server()
+    push_large(rigs, rig)
+    work = offloaded(rig)
+    for seq in range(2):
+        pull = EncodedRequest(rig.view.id, 12, seq, 0, 0, pulls=(LARGE,), pulled=((64,),))
+        rig.receive("worker-1", pull)
+        assert rig.codes("worker-1") == []
+    rig.handle(Offloaded(work.ticket, work.work()))
+    encoding = offloaded(rig)
+    assert rig.machine.suspended
+    assert rig.codes("worker-1") == []
+    assert list(rig.machine.requests.wait_queue.problems()) == []
+    rig.ask(1, 5, pulls=(SMALL,), forget_below=1)  # it needs no answer to the first one
+    end(rig, encoding)
+    replies = [each.message for each in rig.sends() if each.to == "worker-1"]
+    assert [each.seq for each in replies] == [1]
+    assert not list(rig.machine.requests.wait_queue.pulls)

@@ -93,12 +93,14 @@ class RequestStaging:
         verdict = self._admission.verdict(sender, request, footprint)
         if footprint is None or verdict not in TAKEN:
             return Discard(verdict)
-        needed = self.payload_bytes(request, footprint)
+        needed = footprint.nbytes
+        if request.sizes or request.lists:
+            needed = self.payload_bytes(request, footprint)
         if nbytes != needed:  # checked before memory is taken
             return Discard(f"{nbytes} bytes announced where the parts need {needed}")
         if not footprint.immediate and self._overdraws(request, footprint):
             return Discard("too many pushes of this worker wait for rounds")
-        if self.lacks_keys(request):
+        if request.lists and self._key_lists.lacks(request):
             return Discard("a list of keys is not here")
         try:
             if footprint.simple and footprint.pushes and not (request.assign or request.sizes):

@@ -39,7 +39,6 @@ from shoal.runs.ranks import telling_ranks, world_here
 from shoal.runs.run import run_here
 from shoal.runs.trust import trusting
 from shoal.storage.run_folder import RunFolder, shard_files
-from shoal.tables.opening import checked
 from shoal.tables.spec import TableSpec
 
 # the figures of each worker
@@ -148,6 +147,8 @@ class CtrApplication(Application[CtrSpec]):
     def check(self) -> None:
         require("sklearn", METRICS)  # fail before the training, not after it
         if self.spec.codec or self.spec.server_codec:
+            from shoal.tables.opening import checked  # needs torch
+
             factors = factor_options(self.spec)
             checked(TableSpec("factors", 0, (self.spec.factors,), kind="sparse", **factors))
 
